@@ -4,9 +4,9 @@
 //! current tape has not used are freed before new ones are allocated, so memory is that of the
 //! largest micro-batch, not of all shapes seen.
 
-use isobit_kernels::Backend;
 use isobit_kernels::op::SliceShape;
-use isobit_kernels::tensor::{F32, Rows};
+use isobit_kernels::tensor::{F32, HostF32, Rows};
+use isobit_kernels::{Backend, DeviceFailure};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -14,7 +14,9 @@ use std::rc::Rc;
 
 /// Free buffers by length, free slices by shape, and the amount on loan.
 pub(crate) struct Arena<B: Backend> {
-    free: RefCell<BTreeMap<usize, Free<B>>>,
+    free: RefCell<BTreeMap<usize, Free<F32<B>>>>,
+    /// The same in host memory.
+    host: RefCell<BTreeMap<usize, Free<HostF32<B>>>>,
     rows: RefCell<Vec<FreeRows<B>>>,
     /// Number of the current tape.
     tape: Cell<u64>,
@@ -23,8 +25,8 @@ pub(crate) struct Arena<B: Backend> {
 }
 
 /// Free buffers of one length, and the last tape that used this length.
-struct Free<B: Backend> {
-    buffers: Vec<F32<B>>,
+struct Free<T> {
+    buffers: Vec<T>,
     tape: u64,
 }
 
@@ -37,7 +39,9 @@ struct FreeRows<B: Backend> {
 
 /// A buffer on loan; dropping it returns it.
 pub(crate) struct Lease<B: Backend> {
+    /// None if it is in host memory.
     buffer: Option<F32<B>>,
+    host: Option<HostF32<B>>,
     length: usize,
     arena: Rc<Arena<B>>,
 }
@@ -53,6 +57,7 @@ impl<B: Backend> Arena<B> {
     pub(crate) fn new() -> Rc<Self> {
         Rc::new(Self {
             free: RefCell::default(),
+            host: RefCell::default(),
             rows: RefCell::default(),
             tape: Cell::new(0),
             live_bytes: Cell::new(0),
@@ -61,32 +66,28 @@ impl<B: Backend> Arena<B> {
     }
 
     pub(crate) fn take(self: &Rc<Self>, backend: &B, length: usize) -> Lease<B> {
-        let old = self.reuse(length);
+        let old = reuse(&mut self.free.borrow_mut(), self.tape.get(), length);
         let live = self.live_bytes.get() + length * size_of::<f32>();
         self.live_bytes.set(live);
         self.peak_bytes.set(self.peak_bytes.get().max(live));
         let buffer = old.unwrap_or_else(|| backend.unwritten(length));
-        Lease { buffer: Some(buffer), length, arena: Rc::clone(self) }
+        Lease { buffer: Some(buffer), host: None, length, arena: Rc::clone(self) }
     }
 
-    /// A free buffer of this length. If there is none, frees as many elements from buffers that
-    /// this tape has not used.
-    fn reuse(&self, length: usize) -> Option<F32<B>> {
-        let mut free = self.free.borrow_mut();
-        let tape = self.tape.get();
-        if let Some(known) = free.get_mut(&length) {
-            known.tape = tape;
-            if let Some(buffer) = known.buffers.pop() {
-                return Some(buffer);
-            }
-        }
-        let mut wanted = length;
-        for (&length, stale) in free.iter_mut().filter(|(_, free)| free.tape < tape) {
-            while wanted > 0 && stale.buffers.pop().is_some() {
-                wanted = wanted.saturating_sub(length);
-            }
-        }
-        None
+    /// A copy in host memory.
+    pub(crate) fn to_host(self: &Rc<Self>, backend: &B, lease: &Lease<B>) -> Result<Lease<B>, DeviceFailure> {
+        let length = lease.length;
+        let old = reuse(&mut self.host.borrow_mut(), self.tape.get(), length);
+        let mut host = old.unwrap_or_else(|| backend.host_zeros(length));
+        backend.save(&mut host, lease)?;
+        Ok(Lease { buffer: None, host: Some(host), length, arena: Rc::clone(self) })
+    }
+
+    /// A copy on the device of what is in host memory.
+    pub(crate) fn to_device(self: &Rc<Self>, backend: &B, lease: &Lease<B>) -> Lease<B> {
+        let mut device = self.take(backend, lease.length);
+        backend.load(device.buffer_mut(), lease.host.as_ref().expect("it is in host memory"));
+        device
     }
 
     /// Starts a new tape; buffers it does not use may be freed.
@@ -109,7 +110,36 @@ impl<B: Backend> Arena<B> {
     }
 }
 
+/// A free buffer of this length. If there is none, frees as many elements from buffers that this
+/// tape has not used.
+fn reuse<T>(free: &mut BTreeMap<usize, Free<T>>, tape: u64, length: usize) -> Option<T> {
+    if let Some(known) = free.get_mut(&length) {
+        known.tape = tape;
+        if let Some(buffer) = known.buffers.pop() {
+            return Some(buffer);
+        }
+    }
+    let mut wanted = length;
+    for (&length, stale) in free.iter_mut().filter(|(_, free)| free.tape < tape) {
+        while wanted > 0 && stale.buffers.pop().is_some() {
+            wanted = wanted.saturating_sub(length);
+        }
+    }
+    None
+}
+
+/// Takes a buffer back.
+fn give_back<T>(free: &mut BTreeMap<usize, Free<T>>, tape: u64, length: usize, buffer: T) {
+    let known = free.entry(length).or_insert(Free { buffers: Vec::new(), tape });
+    known.tape = tape;
+    known.buffers.push(buffer);
+}
+
 impl<B: Backend> Lease<B> {
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.host.is_some()
+    }
+
     pub(crate) fn length(&self) -> usize {
         self.length
     }
@@ -138,24 +168,25 @@ impl<B: Backend> RowsLease<B> {
 impl<B: Backend> Deref for Lease<B> {
     type Target = F32<B>;
     fn deref(&self) -> &F32<B> {
-        self.buffer.as_ref().expect("on loan until dropped")
+        self.buffer.as_ref().expect("on loan until dropped, and on the device while it is used")
     }
 }
 
 impl<B: Backend> DerefMut for Lease<B> {
     fn deref_mut(&mut self) -> &mut F32<B> {
-        self.buffer.as_mut().expect("on loan until dropped")
+        self.buffer.as_mut().expect("on loan until dropped, and on the device while it is used")
     }
 }
 
 impl<B: Backend> Drop for Lease<B> {
     fn drop(&mut self) {
-        self.arena.live_bytes.set(self.arena.live_bytes.get() - self.length * size_of::<f32>());
+        let (arena, length) = (&self.arena, self.length);
         if let Some(buffer) = self.buffer.take() {
-            let (mut free, tape) = (self.arena.free.borrow_mut(), self.arena.tape.get());
-            let known = free.entry(self.length).or_insert(Free { buffers: Vec::new(), tape });
-            known.tape = tape;
-            known.buffers.push(buffer);
+            arena.live_bytes.set(arena.live_bytes.get() - length * size_of::<f32>());
+            give_back(&mut arena.free.borrow_mut(), arena.tape.get(), length, buffer);
+        }
+        if let Some(host) = self.host.take() {
+            give_back(&mut arena.host.borrow_mut(), arena.tape.get(), length, host);
         }
     }
 }

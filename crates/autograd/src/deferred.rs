@@ -5,8 +5,8 @@
 //! its output's gradient, both of which are held; and the queue is first in, first out, so every
 //! parameter receives its parts in the same order as without deferral.
 
+use crate::gradients::Gradients;
 use crate::op::linear::LayerGradients;
-use crate::parameters::Gradients;
 use crate::tape::Tape;
 use isobit_kernels::Backend;
 

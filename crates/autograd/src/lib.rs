@@ -6,13 +6,18 @@
 
 mod arena;
 mod deferred;
+mod gradients;
+mod offload;
 mod op;
 mod parameters;
 mod part;
 mod recompute;
+mod stream;
 mod tape;
 
 pub use deferred::Deferral;
+pub use gradients::{Gradients, Host};
+pub use offload::Offload;
 pub use op::attention::AttentionShape;
 pub use op::balance::{Balance, BalanceSums};
 pub use op::columns::{Blocks, Move};
@@ -26,8 +31,9 @@ pub use op::rms_norm::Norm;
 pub use op::rope::{RotatedHead, Rotation};
 pub use op::router::{ROUTER_PROFILE, Router, Routes};
 pub use op::shared::SharedBranch;
-pub use parameters::{Frozen, Gradients, Matrix, Parameter, ParameterId, Parameters, Quantized, Table, Vector};
+pub use parameters::{Frozen, Matrix, Parameter, ParameterId, Parameters, Quantized, Table, Value, Vector};
 pub use recompute::Policy;
+pub use stream::{HostNumbers, Streamed, StreamedMatrix, StreamedQuantized};
 pub use tape::{BatchLayout, Memory, Tape, Variable};
 
 use isobit_kernels::DeviceFailure;

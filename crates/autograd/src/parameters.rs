@@ -1,29 +1,56 @@
 //! Weights: trained ones, with names and gradients, and frozen ones, in the form their op needs.
 
-use crate::TapeError;
+use crate::stream::{Direction, Streamed, StreamedMatrix, StreamedQuantized, Streams};
 use half::{bf16, f16};
-use isobit_kernels::backend::Length;
 use isobit_kernels::op::slices::sliced_weight;
-use isobit_kernels::op::{Add, QuantizedShape, SliceShape};
-use isobit_kernels::tensor::{Buffer, F32, QuantizedWeight, Weight};
+use isobit_kernels::op::{QuantizedShape, SliceShape};
+use isobit_kernels::tensor::{Buffer, F32, HostF32, QuantizedWeight, Weight};
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
 /// A trained tensor of a model, by its index in [`Parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ParameterId(usize);
+pub struct ParameterId(pub(crate) usize);
 
 /// A trained tensor.
 pub struct Parameter<B: Backend> {
     /// The name in its file.
     pub name: String,
     pub shape: Vec<usize>,
-    pub value: F32<B>,
+    pub value: Value<B>,
     /// Whether weight decay applies.
     pub decays: bool,
     /// Slices of the current value, made on first use.
     sliced: RefCell<Option<Rc<Weight<B>>>>,
+}
+
+/// Where the numbers of a trained tensor are.
+pub enum Value<B: Backend> {
+    Device(F32<B>),
+    /// In host memory; its layer makes slices of them when it needs them.
+    Host(HostF32<B>),
+}
+
+/// The numbers on the device. Only matrices of layers are elsewhere, and ops take their slices.
+impl<B: Backend> Deref for Value<B> {
+    type Target = F32<B>;
+    fn deref(&self) -> &F32<B> {
+        match self {
+            Self::Device(value) => value,
+            Self::Host(_) => unreachable!("ops take the slices of a tensor in host memory"),
+        }
+    }
+}
+
+impl<B: Backend> DerefMut for Value<B> {
+    fn deref_mut(&mut self) -> &mut F32<B> {
+        match self {
+            Self::Device(value) => value,
+            Self::Host(_) => unreachable!("ops take the slices of a tensor in host memory"),
+        }
+    }
 }
 
 impl<B: Backend> Parameter<B> {
@@ -34,17 +61,29 @@ impl<B: Backend> Parameter<B> {
 
 /// All trained tensors, in model order.
 pub struct Parameters<B: Backend> {
-    all: Vec<Parameter<B>>,
+    pub(crate) all: Vec<Parameter<B>>,
+    /// Weights of layers in host memory, trained and frozen.
+    streams: Streams<B>,
 }
 
 impl<B: Backend> Default for Parameters<B> {
     fn default() -> Self {
-        Self { all: Vec::new() }
+        Self { all: Vec::new(), streams: Streams::default() }
     }
 }
 
 impl<B: Backend> Parameters<B> {
     pub fn add(&mut self, name: impl Into<String>, shape: Vec<usize>, value: F32<B>, decays: bool) -> ParameterId {
+        self.add_value(name, shape, Value::Device(value), decays)
+    }
+
+    pub fn add_value(
+        &mut self,
+        name: impl Into<String>,
+        shape: Vec<usize>,
+        value: Value<B>,
+        decays: bool,
+    ) -> ParameterId {
         self.all.push(Parameter { name: name.into(), shape, value, decays, sliced: RefCell::new(None) });
         ParameterId(self.all.len() - 1)
     }
@@ -55,6 +94,11 @@ impl<B: Backend> Parameters<B> {
 
     pub fn get(&self, id: ParameterId) -> &Parameter<B> {
         &self.all[id.0]
+    }
+
+    /// The numbers of a tensor that is on the device.
+    pub fn value(&self, id: ParameterId) -> &F32<B> {
+        &self.all[id.0].value
     }
 
     /// For changing the value: drops its slices.
@@ -80,146 +124,74 @@ impl<B: Backend> Parameters<B> {
     /// The matrix `id`, or `count` stacked matrices, as slices.
     pub(crate) fn sliced(&self, backend: &B, id: ParameterId, count: usize, shape: SliceShape) -> Rc<Weight<B>> {
         let parameter = &self.all[id.0];
-        let make = || Rc::new(sliced_weight(backend, StoredMatrix::F32(&parameter.value), count, shape));
+        let make = || match &parameter.value {
+            Value::Device(value) => Rc::new(sliced_weight(backend, StoredMatrix::F32(value), count, shape)),
+            Value::Host(host) => {
+                let mut value = backend.zeros(parameter.length());
+                backend.load(&mut value, host);
+                Rc::new(sliced_weight(backend, StoredMatrix::F32(&value), count, shape))
+            }
+        };
         Rc::clone(parameter.sliced.borrow_mut().get_or_insert_with(make))
     }
-}
 
-/// Gradients of the trained tensors in float32, summed over a step.
-pub struct Gradients<B: Backend> {
-    all: Vec<F32<B>>,
-    reached: Vec<bool>,
-    /// Whether deferred parts are still to come.
-    awaited: Vec<bool>,
-    /// The embedding's part of a tied table, separate from the head's: each is a sum over the rows
-    /// of the step on its own; otherwise the order would depend on the micro-batches.
-    tied: Option<(ParameterId, F32<B>)>,
-}
-
-impl<B: Backend> Gradients<B> {
-    pub fn zeros(backend: &B, parameters: &Parameters<B>) -> Self {
-        let all = parameters.all.iter().map(|parameter| backend.zeros(parameter.length())).collect();
-        let [reached, awaited] = [(); 2].map(|()| vec![false; parameters.len()]);
-        Self { all, reached, awaited, tied: None }
+    /// Drops the slices of a value; they are made again when they are needed.
+    pub(crate) fn drop_slices(&self, id: ParameterId) {
+        self.all[id.0].sliced.replace(None);
     }
 
-    /// Gradients made elsewhere: a part per parameter, and possibly the embedding's part of a tied
-    /// table, which is the first parameter.
-    pub fn from_parts(mut all: Vec<F32<B>>, parameters: &Parameters<B>) -> Self {
-        let mut rest = all.split_off(parameters.len());
-        let tied = rest.pop().map(|part| (ParameterId(0), part));
-        let [reached, awaited] = [true, false].map(|value| vec![value; parameters.len()]);
-        Self { all, reached, awaited, tied }
+    /// A weight of `layer` that is in host memory.
+    pub fn stream(&mut self, layer: usize, weight: Streamed<B>) {
+        self.streams.add(layer, weight);
     }
 
-    /// The embedding's part of a tied table, until [`Gradients::combine`] adds it.
-    pub fn tied_part(&self) -> Option<&F32<B>> {
-        self.tied.as_ref().map(|(_, part)| part)
+    /// Whether weights are in host memory.
+    pub(crate) fn has_streams(&self) -> bool {
+        !self.streams.is_empty()
     }
 
-    pub fn get(&self, id: ParameterId) -> &F32<B> {
-        &self.all[id.0]
-    }
-
-    pub fn get_mut(&mut self, id: ParameterId) -> &mut F32<B> {
-        &mut self.all[id.0]
-    }
-
-    /// For the update, in parameter order.
-    pub fn iter(&self) -> impl Iterator<Item = &F32<B>> {
-        self.all.iter()
-    }
-
-    /// For clipping, in parameter order.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut F32<B>> {
-        self.all.iter_mut()
-    }
-
-    /// For an op's contribution.
-    pub(crate) fn reach(&mut self, id: ParameterId) -> &mut F32<B> {
-        assert!(!self.awaited[id.0], "an op that does not wait overtakes deferred parts of the same gradient");
-        self.reached[id.0] = true;
-        &mut self.all[id.0]
-    }
-
-    /// For an op that contributes to two parameters at once.
-    pub(crate) fn reach_both(&mut self, a: ParameterId, b: ParameterId) -> (&mut F32<B>, &mut F32<B>) {
-        for id in [a, b] {
-            self.reach(id);
-        }
-        let [a, b] = self.all.get_disjoint_mut([a.0, b.0]).expect("two tensors");
-        (a, b)
-    }
-
-    /// A part of this gradient is deferred; until it arrives no other op may add to it, or the
-    /// order of its parts would change.
-    pub(crate) fn await_deferred(&mut self, id: ParameterId) {
-        self.awaited[id.0] = true;
-    }
-
-    /// The deferred parts arrive now.
-    pub(crate) fn end_deferral(&mut self) {
-        self.awaited.fill(false);
-    }
-
-    /// For the embedding's contribution to a table that is also the head.
-    pub(crate) fn reach_tied(&mut self, backend: &B, id: ParameterId, length: usize) -> &mut F32<B> {
-        self.reached[id.0] = true;
-        &mut self.tied.get_or_insert_with(|| (id, backend.zeros(length))).1
-    }
-
-    /// The sum of the gradients of two groups of rows, tensor by tensor.
-    #[must_use]
-    pub fn plus(mut self, backend: &B, right: Self) -> Self {
-        let add = |left: &mut F32<B>, right: &F32<B>| {
-            let mut sum = backend.zeros(left.len());
-            backend.run(Add { y: &mut sum, a: left, b: right });
-            *left = sum;
-        };
-        self.all.iter_mut().zip(right.all).for_each(|(left, right)| add(left, &right));
-        // Every group uses the table, or none does: the tape is the same for all rows.
-        if let (Some((_, left)), Some((_, right))) = (&mut self.tied, &right.tied) {
-            add(left, right);
-        }
-        self
-    }
-
-    /// Adds the parts of a tied table: the head's, then the embedding's. Called once, after the
-    /// last group.
-    pub fn combine(&mut self, backend: &B, parameters: &Parameters<B>) {
-        if let Some((id, embedding)) = self.tied.take() {
-            let mut sum = backend.zeros(parameters.get(id).length());
-            backend.run(Add { y: &mut sum, a: &self.all[id.0], b: &embedding });
-            self.all[id.0] = sum;
-        }
-    }
-
-    /// The same where the head's part was formed on another device: `self` has the embedding's.
-    pub fn combine_with(&mut self, backend: &B, id: ParameterId, head: &F32<B>) {
-        let mut sum = backend.zeros(head.len());
-        backend.run(Add { y: &mut sum, a: head, b: &self.all[id.0] });
-        self.all[id.0] = sum;
-    }
-
-    /// Fails if a trained tensor received no gradient.
-    pub fn check_reached(&self, parameters: &Parameters<B>) -> Result<(), TapeError> {
-        match self.reached.iter().position(|reached| !reached) {
-            None => Ok(()),
-            Some(index) => Err(TapeError::NoGradient { name: parameters.all[index].name.clone() }),
-        }
+    /// A layer is about to be computed: brings its weights and those of the next one in this
+    /// direction to the device, and drops all others there.
+    pub(crate) fn enter_layer(&self, backend: &B, layer: usize, direction: Direction) {
+        self.streams.enter(backend, self, layer, direction);
     }
 }
 
 /// Frozen 4-bit weights.
 pub struct Quantized<B: Backend> {
-    pub weight: QuantizedWeight<B>,
+    weight: QuantizedPlace<B>,
     pub shape: QuantizedShape,
+}
+
+enum QuantizedPlace<B: Backend> {
+    Device(QuantizedWeight<B>),
+    Streamed(Rc<StreamedQuantized<B>>),
+}
+
+impl<B: Backend> Quantized<B> {
+    pub fn new(weight: QuantizedWeight<B>, shape: QuantizedShape) -> Self {
+        Self { weight: QuantizedPlace::Device(weight), shape }
+    }
+
+    pub fn streamed(weight: Rc<StreamedQuantized<B>>, shape: QuantizedShape) -> Self {
+        Self { weight: QuantizedPlace::Streamed(weight), shape }
+    }
+
+    /// Passes the weights on the device to `use_it`.
+    pub(crate) fn with_weight<R>(&self, backend: &B, use_it: impl FnOnce(&QuantizedWeight<B>) -> R) -> R {
+        match &self.weight {
+            QuantizedPlace::Device(weight) => use_it(weight),
+            QuantizedPlace::Streamed(streamed) => use_it(&streamed.weight(backend)),
+        }
+    }
 }
 
 /// A weight matrix of a linear layer.
 pub enum Matrix<B: Backend> {
     /// Stored only as slices.
     Frozen(Weight<B>),
+    /// Stored in host memory; slices are made while its layer is computed.
+    Streamed(Rc<StreamedMatrix<B>>),
     /// Stored only as 4-bit integers: parts stacked by rows. For linear layers and experts; head
     /// and router take slices.
     Quantized(Vec<Quantized<B>>),
@@ -229,7 +201,7 @@ pub enum Matrix<B: Backend> {
 impl<B: Backend> Matrix<B> {
     pub(crate) fn id(&self) -> Option<ParameterId> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) => None,
+            Self::Frozen(_) | Self::Streamed(_) | Self::Quantized(_) => None,
             Self::Trained(id) => Some(*id),
         }
     }
@@ -245,6 +217,7 @@ impl<B: Backend> Matrix<B> {
     ) -> R {
         match self {
             Self::Frozen(weight) => use_it(Operand::Sliced(weight)),
+            Self::Streamed(streamed) => use_it(Operand::Sliced(&*streamed.weight(backend))),
             Self::Quantized(_) => unreachable!("four bits have products of their own, and head and router have slices"),
             Self::Trained(id) => use_it(Operand::Sliced(&*parameters.sliced(backend, *id, count, shape))),
         }
@@ -261,7 +234,7 @@ impl<B: Backend> Vector<B> {
     pub(crate) fn value<'a>(&'a self, parameters: &'a Parameters<B>) -> &'a F32<B> {
         match self {
             Self::Frozen(value) => value,
-            Self::Trained(id) => &parameters.get(*id).value,
+            Self::Trained(id) => parameters.value(*id),
         }
     }
 

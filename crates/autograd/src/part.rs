@@ -5,7 +5,7 @@
 //! has been played: the sum is the one a tape of the whole model would form.
 
 use crate::TapeError;
-use crate::parameters::Gradients;
+use crate::gradients::Gradients;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
 use std::rc::Rc;

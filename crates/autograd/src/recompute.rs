@@ -10,11 +10,11 @@
 //! Expert indices are data, not results: every policy keeps them.
 
 use crate::arena::Lease;
-use crate::deferred::Deferral;
+use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::op::balance::Collected;
 use crate::op::router::Grouping;
-use crate::parameters::Gradients;
+use crate::stream::Direction;
 use crate::tape::{Gradient, Tape, Variable};
 use crate::{Finding, TapeError};
 use isobit_kernels::Backend;
@@ -146,13 +146,18 @@ impl<'a, B: Backend> Tape<'a, B> {
         x: Variable<B>,
         block: impl Fn(&mut Self, Variable<B>) -> Result<Variable<B>, TapeError> + 'a,
     ) -> Result<Variable<B>, TapeError> {
+        self.enter_layer(layer, Direction::Forward);
         if self.policy == Policy::None || !self.recording || is_last {
-            if self.recording && self.deferral == Deferral::Block {
+            if self.recording {
                 self.nodes.push(Node::BlockStart);
             }
+            let start = self.nodes.len();
             let output = block(self, x)?;
             self.ends.clear();
             self.aside.clear();
+            if self.recording {
+                self.end_block(layer, start, is_last)?;
+            }
             return Ok(output);
         }
         self.recording = false;
@@ -169,8 +174,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         if output.needs_gradient {
             let (block, output) = (Rc::new(block) as Block<'a, B>, output.id);
             let groupings = self.groupings[routers..].to_vec();
-            let recomputation =
+            let mut recomputation =
                 Recomputation { layer, block, input, output, digests, trace, kept: kept.queue, groupings };
+            self.offload(recomputation.tensors_mut())?;
             self.nodes.push(Node::Recomputation(recomputation));
         }
         Ok(output)
@@ -225,12 +231,14 @@ fn finished<B: Backend>(backend: &B, begun: &[BegunDigest<B::Memory>]) -> Result
 impl<'a, B: Backend> Recomputation<'a, B> {
     /// Recomputes the block, compares, and plays that tape backward.
     pub(crate) fn backward(
-        self,
+        mut self,
         tape: &mut Tape<'a, B>,
         values: &mut [Gradient<B>],
         gradients: &mut Gradients<B>,
     ) -> Result<(), TapeError> {
         let Some(gradient) = values[self.output].take() else { return Ok(()) };
+        tape.enter_layer(self.layer, Direction::Backward);
+        tape.restore(self.tensors_mut());
         let (mut inner, output) = self.compute(tape)?;
         if let Some((op, forward, recomputed)) = self.trace.first_difference(&inner.trace) {
             return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
@@ -250,10 +258,13 @@ impl<'a, B: Backend> Recomputation<'a, B> {
             tape.contribute(values, self.input.id, gradient);
         }
         tape.deferred.append(&mut inner.deferred);
-        if tape.deferral == Deferral::Block {
-            tape.catch_up(gradients);
-        }
-        Ok(())
+        drop(inner);
+        tape.leave_block(gradients)
+    }
+
+    /// What is kept of the forward pass.
+    fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Rc<Lease<B>>> {
+        std::iter::once(&mut self.input.data).chain(self.kept.iter_mut().flatten())
     }
 
     /// Computes the block again, recorded on its own tape.

@@ -3,10 +3,11 @@
 use crate::TapeError;
 use crate::arena::{Arena, Lease, RowsLease};
 use crate::deferred::{Deferral, Queue};
+use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::op::balance::Collected;
 use crate::op::router::Grouping;
-use crate::parameters::{Gradients, Parameters};
+use crate::parameters::Parameters;
 use crate::recompute::{Contract, Kept, Policy, Trace};
 use isobit_kernels::op::{SliceRows, SliceShape, Span, ToF32};
 use isobit_kernels::tensor::U32;
@@ -99,6 +100,8 @@ pub struct Tape<'a, B: Backend> {
     /// Values that the running block keeps only for its gradients. Nothing later derives from them,
     /// so they have their own digests.
     pub(crate) aside: Vec<Rc<Lease<B>>>,
+    /// Whether activations wait in host memory for the backward pass of their block.
+    pub(crate) activations_on_host: bool,
     pub(crate) deferral: Deferral,
     /// Deferred weight gradients.
     pub(crate) deferred: Queue<'a, B>,
@@ -138,6 +141,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             recomputing: false,
             ends: Vec::new(),
             aside: Vec::new(),
+            activations_on_host: false,
             deferral: Deferral::None,
             deferred: Vec::new(),
             groupings: Vec::new(),

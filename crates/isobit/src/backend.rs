@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::stderr::tell;
+use isobit_autograd::Offload;
 use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_kernels::gpu::{self, Api, Selector};
 use isobit_kernels::{Backend, Cpu, CpuError, Device, Gpu, Path};
@@ -18,6 +19,22 @@ const CARDS: [Api; 3] = [Api::Cuda, Api::Hip, Api::OpenCl];
 pub(crate) enum Chosen {
     Cpu { threads: usize },
     Gpu(Selector),
+}
+
+/// How a card is used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opening {
+    /// Most bytes of its memory.
+    pub(crate) limit: Option<u64>,
+    /// What is in host memory instead.
+    pub(crate) offload: Offload,
+    /// Of the host, for what is computed there.
+    pub(crate) threads: usize,
+}
+
+impl Opening {
+    /// With everything on the card.
+    pub(crate) const PLAIN: Self = Self { limit: None, offload: Offload::NONE, threads: 1 };
 }
 
 /// Work that runs on any device.
@@ -74,7 +91,7 @@ impl Chosen {
     }
 
     /// The device as a stage opens it: a card on the stage's own thread, since it must stay there.
-    pub(crate) fn opener(self) -> Result<Open, Failure> {
+    pub(crate) fn opener(self, how: Opening) -> Result<Open, Failure> {
         Ok(match self {
             Self::Cpu { threads } => {
                 let cpu = open_cpu(threads, Path::best())?;
@@ -84,7 +101,9 @@ impl Chosen {
                 })
             }
             Self::Gpu(selector) => Box::new(move |stage: Stage<'_>| {
-                stage.run(Gpu::open(selector)?);
+                let gpu = Gpu::open(selector)?;
+                how.limit.iter().for_each(|bytes| gpu.limit_memory(*bytes));
+                stage.with_offload(how.offload, how.threads).run(gpu);
                 Ok(())
             }),
         })
@@ -96,6 +115,11 @@ impl Chosen {
             Self::Cpu { .. } => "cpu".to_string(),
             Self::Gpu(selector) => selector.to_string(),
         }
+    }
+
+    /// Threads of the host for what is computed there beside a card.
+    pub(crate) fn host_threads(threads: usize) -> Result<usize, Failure> {
+        Ok(Self::parse("cpu", threads)?.threads())
     }
 
     /// Computing threads; with a GPU, the one that waits for it.
@@ -154,6 +178,16 @@ pub(crate) fn open_cpu(threads: usize, path: Path) -> Result<Cpu, Failure> {
 
 /// Opens the device and runs a job on it. Says which device it is, unless `quiet`.
 pub(crate) fn on_device<J: Job>(chosen: &Chosen, quiet: bool, job: J) -> Result<J::Result, Failure> {
+    on_limited_device(chosen, None, quiet, job)
+}
+
+/// The same with at most `limit` bytes of a card's memory.
+pub(crate) fn on_limited_device<J: Job>(
+    chosen: &Chosen,
+    limit: Option<u64>,
+    quiet: bool,
+    job: J,
+) -> Result<J::Result, Failure> {
     let say = |device: &str| {
         if !quiet {
             tell(&format!("device: {device}"));
@@ -168,6 +202,7 @@ pub(crate) fn on_device<J: Job>(chosen: &Chosen, quiet: bool, job: J) -> Result<
         Chosen::Gpu(selector) => {
             let gpu = Gpu::open(selector).map_err(|failure| Failure::device(failure.to_string(), HINT))?;
             say(&gpu.name());
+            limit.iter().for_each(|bytes| gpu.limit_memory(*bytes));
             Ok(job.run(gpu))
         }
     }

@@ -2,7 +2,7 @@
 //! adapter. With the config of a run it reads data as the run did; arguments override the config.
 
 use crate::Failure;
-use crate::backend::{Chosen, Job, on_device};
+use crate::backend::{Chosen, Job, Opening, on_device};
 use crate::failure::failed;
 use crate::model;
 use crate::split::Split;
@@ -100,7 +100,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let work = Evaluating { arguments, model: &model, rows: &rows };
     let (device, evaluation) = match &devices[..] {
         [chosen] => (chosen.name(), on_device(chosen, quiet, work)??),
-        _ => work.divided(devices, quiet)?,
+        _ => {
+            // The map of a config is for its own list.
+            let own =
+                |run: &&Run| run.devices.iter().map(ToString::to_string).eq(names.iter().map(ToString::to_string));
+            let layers = run.as_ref().filter(own).map_or(&[][..], |run| &run.device_layers);
+            work.divided(devices, layers, quiet)?
+        }
     };
     print(arguments, &device, &evaluation).map_err(|error| Failure::output(&error))
 }
@@ -184,14 +190,14 @@ impl Evaluating<'_> {
         evaluation.map_err(|error| failed(&error.into()))
     }
 
-    /// With the layers divided among devices, in equal numbers.
-    fn divided(&self, devices: Vec<Chosen>, quiet: bool) -> Result<(String, Evaluation), Failure> {
+    /// With the layers divided among devices: `layers` each, or equal numbers.
+    fn divided(&self, devices: Vec<Chosen>, layers: &[u32], quiet: bool) -> Result<(String, Evaluation), Failure> {
         let opened = self.model.open(self.longest(), true)?;
-        let split = Split::equal(devices, &opened.config)?;
+        let split = Split::new(devices, layers, &opened.config)?;
         if !quiet {
             tell(&format!("devices: {}", split.described()));
         }
-        let stages = split.stages()?;
+        let stages = split.stages(|_| Opening::PLAIN)?;
         std::thread::scope(|scope| {
             let made = opened.while_checked(|| {
                 let model = Divided { config: &opened.config, source: &opened.weights };

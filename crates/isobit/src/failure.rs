@@ -2,7 +2,10 @@
 
 use crate::stderr::tell;
 use crate::units::size;
+use isobit_kernels::buffer::OutOfMemory;
+use isobit_kernels::gpu::OverLimit;
 use isobit_training::prepare::RunError;
+use std::any::Any;
 use std::io::Write;
 
 /// What went wrong, with the exit code of its kind.
@@ -60,6 +63,22 @@ impl Failure {
             return Self { code: 141, message: String::new(), hint: None };
         }
         Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
+    }
+
+    /// The failure that stands for a panic for want of memory, on the host or on a device.
+    pub(crate) fn thrown(payload: &(dyn Any + Send)) -> Option<Self> {
+        if let Some(OutOfMemory { bytes }) = payload.downcast_ref() {
+            return Some(Self::out_of_memory(*bytes));
+        }
+        let OverLimit { device, bytes, held, limit } = payload.downcast_ref()?;
+        let [bytes, held, limit] = [bytes, held, limit].map(|bytes| size(*bytes as u64));
+        Some(Self {
+            code: 4,
+            message: format!("{device}: a buffer of {bytes} exceeds --memory {limit}: {held} are taken"),
+            hint: Some(
+                "`isobit plan` shows what the run needs; `offload` moves parts of it to host memory".to_string(),
+            ),
+        })
     }
 
     /// Memory that the system cannot provide.

@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::backend::{Chosen, open_cpu};
 use crate::failure::failed;
 use crate::units::size;
-use isobit_autograd::Policy;
+use isobit_autograd::{Offload, Policy};
 use isobit_kernels::gpu::{self, Api, Selector};
 use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
@@ -13,9 +13,11 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, ConfigShapes, Shapes, WeightSource, Weights};
 use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
-use isobit_training::config::{Adapter, Run};
+use isobit_training::config::{Adapter, Device, Run};
 use isobit_training::free_memory::free_memory;
-use isobit_training::plan::{MemoryPlan, PeakOfUpdate, TOKENS_MAX, least_bytes, longest_rows, memory};
+use isobit_training::plan::{
+    MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows, offloaded_memory,
+};
 use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
@@ -36,6 +38,29 @@ pub(crate) struct MemoryFit {
     pub(crate) on_host: bool,
     /// None if the system does not report it.
     pub(crate) available: Option<Available>,
+    /// Host memory beside a card, if anything is offloaded.
+    pub(crate) host: Option<HostFit>,
+}
+
+pub(crate) struct HostFit {
+    pub(crate) needed: u64,
+    /// None if the system does not report it.
+    pub(crate) available: Option<Available>,
+}
+
+impl HostFit {
+    /// Of a card that offloads, on this machine.
+    pub(crate) fn of(plan: &MemoryPlan, offload: Offload) -> Option<Self> {
+        if offload.is_none() {
+            return None;
+        }
+        let free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
+        Some(Self { needed: plan.bytes_beside_device() as u64, available: free })
+    }
+
+    fn lacks(&self) -> bool {
+        self.available.as_ref().is_some_and(|available| self.needed > available.bytes)
+    }
 }
 
 pub(crate) struct Available {
@@ -44,9 +69,19 @@ pub(crate) struct Available {
     pub(crate) of: String,
 }
 
+impl Available {
+    /// What is left for each of the ranks of this machine.
+    pub(crate) fn share(&mut self, ranks_here: usize) {
+        if ranks_here > 1 {
+            self.bytes /= ranks_here as u64;
+            self.of = format!("{}, shared by {ranks_here} ranks", self.of);
+        }
+    }
+}
+
 impl MemoryFit {
     pub(crate) fn fits(&self) -> Option<bool> {
-        if self.plan.is_none() {
+        if self.plan.is_none() || self.host.as_ref().is_some_and(HostFit::lacks) {
             return Some(false);
         }
         self.available.as_ref().map(|available| self.needed <= available.bytes)
@@ -57,12 +92,17 @@ impl MemoryFit {
         if self.fits() != Some(false) {
             return None;
         }
+        let fits = |run: &Run| memory_fit(run, memory).is_ok_and(|fit| fit.fits() == Some(true));
+        if let Some(HostFit { needed, available: Some(available) }) = self.host.as_ref().filter(|host| host.lacks()) {
+            let (needed, there, of) = (size(*needed), size(available.bytes), &available.of);
+            let message = format!("what this run offloads needs {needed} of host memory, {there} is available ({of})");
+            return Some(Failure { code: 4, message, hint: Some(hint(run, fits)) });
+        }
         let least = if self.plan.is_none() { "at least " } else { "" };
         let there = self.available.as_ref().map_or("more than any machine has".to_string(), |available| {
             format!("{} is available ({})", size(available.bytes), available.of)
         });
         let message = format!("this run needs {least}{} on {}, {there}", size(self.needed), self.device);
-        let fits = |run: &Run| memory_fit(run, memory).is_ok_and(|fit| fit.fits() == Some(true));
         Some(Failure { code: 4, message, hint: Some(hint(run, fits)) })
     }
 }
@@ -88,6 +128,14 @@ pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
             return format!("`{}` fits and gives the same weights", sets.trim_start());
         }
     }
+    let all = Offload { optimizer: true, activations: true, weights: true };
+    if run.offload != all && run.devices.iter().any(|device| *device != Device::Cpu) {
+        smaller.offload = all;
+        if fits(&smaller) {
+            let sets = format!("{sets} --set offload=optimizer,activations,weights");
+            return format!("`{}` fits and gives the same weights", sets.trim_start());
+        }
+    }
     if matches!(run.adapter, Adapter::Lora(_)) {
         "even one row at a time does not fit: lower `max_seq_length`, or take a smaller base model, or one in 4 bits (GPTQ)"
             .to_string()
@@ -99,13 +147,15 @@ pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
 
 /// Refuses a run that does not fit according to the plan, beside the other ranks of this machine.
 /// If no plan can be made, the next step reports why.
-pub(crate) fn check(run: &Run, ranks_here: usize) -> Result<(), Failure> {
-    let Ok(mut fit) = memory_fit(run, None) else { return Ok(()) };
-    let mut share = None;
-    if let (true, Some(available)) = (fit.on_host && ranks_here > 1, &mut fit.available) {
-        available.bytes /= ranks_here as u64;
-        available.of = format!("{}, shared by {ranks_here} ranks", available.of);
+pub(crate) fn check(run: &Run, ranks_here: usize, memory: Option<u64>) -> Result<(), Failure> {
+    let Ok(mut fit) = memory_fit(run, memory) else { return Ok(()) };
+    let mut share = memory;
+    if let (true, Some(available)) = (fit.on_host, &mut fit.available) {
+        available.share(ranks_here);
         share = Some(available.bytes);
+    }
+    if let Some(available) = fit.host.as_mut().and_then(|host| host.available.as_mut()) {
+        available.share(ranks_here);
     }
     let Some(refusal) = fit.refusal(run, share) else { return Ok(()) };
     Err(with_way_out(refusal))
@@ -124,25 +174,32 @@ pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Fa
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
     let least = least_bytes(&model, tokens);
-    if tokens > TOKENS_MAX || least > device.available.as_ref().map_or(UNKNOWN_MAX, |available| available.bytes) {
-        let on_host = matches!(device.kind, PlannedDevice::Cpu { .. });
-        return Ok(MemoryFit { plan: None, device: device.name, needed: least, on_host, available: device.available });
+    let on_host = matches!(device.kind, PlannedDevice::Cpu { .. });
+    let bound = device.available.as_ref().map(|available| available.bytes);
+    // Offloaded activations are bounded by the memory of the host.
+    let bound = bound.filter(|_| on_host || !run.offload.activations).unwrap_or(UNKNOWN_MAX);
+    if tokens > TOKENS_MAX || least > bound {
+        let (device, available) = (device.name, device.available);
+        return Ok(MemoryFit { plan: None, device, needed: least, on_host, available, host: None });
     }
-    let (on_host, needed, plan) = match device.kind {
+    let (needed, plan, host) = match device.kind {
         PlannedDevice::Cpu { threads } => {
-            let plan = plan(run, &model, open_cpu(threads, Path::best())?).map_err(|error| failed(&error))?;
-            (true, plan.bytes_on_host(), plan)
+            let cpu = open_cpu(threads, Path::best())?;
+            let plan = plan(run, &model, cpu, Offload::NONE).map_err(|error| failed(&error))?;
+            (plan.bytes_on_host(), plan, None)
         }
         PlannedDevice::Gpu { selector, architectures } => {
-            let plans = architectures.into_iter().map(|known| plan(run, &model, Gpu::absent(selector, known)));
+            let absent = architectures.into_iter().map(|known| Gpu::absent(selector, known));
+            let plans = absent.map(|gpu| plan(run, &model, gpu, run.offload));
             let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>().map_err(|error| failed(&error))?;
             let largest = plans.into_iter().max_by_key(|plan| plan.bytes_peak);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
-            (false, plan.bytes_peak, plan)
+            let host = HostFit::of(&plan, run.offload);
+            (plan.bytes_peak, plan, host)
         }
     };
     let (device, available) = (device.name, device.available);
-    Ok(MemoryFit { plan: Some(plan), device, needed: needed as u64, on_host, available })
+    Ok(MemoryFit { plan: Some(plan), device, needed: needed as u64, on_host, available, host })
 }
 
 /// What a plan needs to know about a device. No device is opened: that takes longer than the plan.
@@ -193,7 +250,7 @@ pub(crate) fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Plann
 }
 
 /// The worst case of a config: every row of maximum length.
-fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPlan, RunError> {
+fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L, offload: Offload) -> Result<MemoryPlan, RunError> {
     check_positions(run, model)?;
     targets::check(model, &trained(run))?;
     let settings = settings(run);
@@ -201,9 +258,9 @@ fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPla
     let peak = PeakOfUpdate::new(run.rows_per_update() as usize, step.gradient_groups, step.micro_batch_size);
     let step = StepSettings { gradient_groups: peak.groups, ..step };
     let row = longest_rows(1, settings.positions);
-    with_shapes(run, model, |source| {
-        memory(like, model, source, &settings, &step, &vec![&row[0]; peak.rows], peak.waiting)
-    })
+    let rows = vec![&row[0]; peak.rows];
+    let planned = PlannedUpdate { step: &step, rows: &rows, waiting: peak.waiting, offload };
+    with_shapes(run, model, |source| offloaded_memory(like, model, source, &settings, &planned))
 }
 
 /// How a run builds its model.

@@ -37,7 +37,6 @@ use crate::failure::Failure;
 pub use exit_codes::EXIT_CODES;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use isobit_kernels::buffer::OutOfMemory;
 use isobit_kernels::float_state;
 use isobit_kernels::gpu::hip;
 use isobit_training::signal;
@@ -118,8 +117,8 @@ pub fn main() -> ExitCode {
         Err(refusal) => return refused(&refusal),
     };
     let result = catch_unwind(AssertUnwindSafe(|| run(arguments.command)));
-    let result = result.unwrap_or_else(|thrown| match thrown.downcast_ref::<OutOfMemory>() {
-        Some(OutOfMemory { bytes }) => Err(Failure::out_of_memory(*bytes)),
+    let result = result.unwrap_or_else(|thrown| match Failure::thrown(&*thrown) {
+        Some(failure) => Err(failure),
         None => resume_unwind(thrown),
     });
     match result {

@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use crate::failure::failed;
-use crate::fits::{Available, MemoryFit, memory_fit, weights};
+use crate::fits::{Available, HostFit, MemoryFit, memory_fit, weights};
 use crate::model;
 use crate::split::{SplitFit, layers, split_fit};
 use crate::stderr::tell;
@@ -97,6 +97,7 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
         for (name, bytes, when) in moments(plan, fit.on_host) {
             writeln!(out, "{name:<12} {:>12}  {when}", size(bytes as u64))?;
         }
+        print_host(&mut out, plan, "")?;
     }
     let least = if fit.plan.is_none() { "at least " } else { "" };
     let moment = fit.plan.as_ref().map_or("", |plan| largest_moment(plan, fit.on_host));
@@ -111,10 +112,24 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
         (None, Some(false)) => writeln!(out, "does not fit: {needed} on {device}")?,
         (None, _) => writeln!(out, "{needed}; how much {device} has is unknown")?,
     }
+    if let Some(HostFit { needed, available: Some(Available { bytes, of }) }) = &fit.host {
+        writeln!(out, "host: {} needed, {} available ({of})", size(*needed), size(*bytes))?;
+    }
     if let (true, Some(plan)) = (arguments.explain, &fit.plan) {
         explain(&mut out, plan)?;
     }
     out.flush()
+}
+
+/// What is offloaded to host memory, by item.
+fn print_host(out: &mut impl Write, plan: &MemoryPlan, margin: &str) -> std::io::Result<()> {
+    if plan.host_bytes_peak == 0 {
+        return Ok(());
+    }
+    let items = plan.host_items.iter().filter(|(_, bytes)| **bytes > 0);
+    let items: Vec<String> = items.map(|(item, bytes)| format!("{} {}", item.name(), size(*bytes as u64))).collect();
+    let total = size(plan.host_bytes_peak as u64);
+    writeln!(out, "{margin}{:<12} {total:>12}  offloaded to host memory: {}", "host", items.join(", "))
 }
 
 /// Device after device, then what they need together.
@@ -135,6 +150,7 @@ fn print_split(fit: &SplitFit, arguments: &Arguments) -> std::io::Result<()> {
             count => format!("{count} micro-batches"),
         };
         writeln!(out, "  {:<12} {total:>12}  the peak of a step, with {flight} in flight", "total")?;
+        print_host(&mut out, &stage.plan, "  ")?;
         if arguments.explain {
             explain(&mut out, &stage.plan)?;
         }
@@ -246,6 +262,10 @@ fn json(fit: &MemoryFit, explained: bool) -> serde_json::Value {
     value["needed_bytes"] = fit.needed.into();
     value["available_bytes"] = fit.available.as_ref().map(|available| available.bytes).into();
     value["available_of"] = fit.available.as_ref().map(|available| available.of.as_str()).into();
+    if let Some(host) = &fit.host {
+        value["host_needed_bytes"] = host.needed.into();
+        value["host_available_bytes"] = host.available.as_ref().map(|available| available.bytes).into();
+    }
     value["fits"] = fit.fits().into();
     if let (true, Some(plan)) = (explained, &fit.plan) {
         explain_json(&mut value, plan);
@@ -256,6 +276,12 @@ fn json(fit: &MemoryFit, explained: bool) -> serde_json::Value {
 fn put_plan(value: &mut serde_json::Value, plan: &MemoryPlan) {
     for item in Item::ALL {
         value[format!("{}_bytes", item.name())] = plan.items[&item].into();
+    }
+    if plan.host_bytes_peak > 0 {
+        value["host_bytes"] = plan.host_bytes_peak.into();
+        for item in Item::ALL {
+            value[format!("host_{}_bytes", item.name())] = plan.host_items[&item].into();
+        }
     }
     value["total_bytes"] = plan.bytes_peak.into();
     value["save_host_bytes"] = plan.bytes_save.into();

@@ -2,14 +2,16 @@
 //! numbers, from which layers move to where memory is left until every device has what it needs.
 
 use crate::Failure;
-use crate::backend::{Chosen, open_cpu};
+use crate::backend::{Chosen, Opening, open_cpu};
 use crate::failure::failed;
 use crate::fits::{self, Available, Planned, PlannedDevice};
 use crate::units::size;
+use isobit_autograd::Offload;
 use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
 use isobit_models::{Config, Part, WeightSource};
 use isobit_training::config::Run;
+use isobit_training::free_memory::free_memory;
 use isobit_training::plan::{MemoryPlan, PeakOfUpdate, PlannedStage, TOKENS_MAX, longest_rows, stage_memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
 use isobit_training::stages::StageDevice;
@@ -24,17 +26,16 @@ pub(crate) struct Split {
 }
 
 impl Split {
-    /// For devices that get layers in equal numbers.
-    pub(crate) fn equal(devices: Vec<Chosen>, model: &Config) -> Result<Self, Failure> {
-        let counts = equal(model.layers.len(), devices.len())?;
+    /// For devices that get `layers` each, or equal numbers if none are given.
+    pub(crate) fn new(devices: Vec<Chosen>, layers: &[u32], model: &Config) -> Result<Self, Failure> {
+        let counts = counts(layers, devices.len(), model)?;
         Ok(Self { parts: Part::divide(model, &counts), devices })
     }
 
     /// For a run that is not planned.
     pub(crate) fn unplanned(run: &Run) -> Result<Self, Failure> {
         let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
-        let counts = counts(run, &model)?;
-        Ok(Self { devices: Chosen::all_of(run)?, parts: Part::divide(&model, &counts) })
+        Self::new(Chosen::all_of(run)?, &run.device_layers, &model)
     }
 
     /// `cuda:0,cpu`
@@ -51,17 +52,12 @@ impl Split {
         self.devices.iter().zip(&self.parts).map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// Of all CPUs among the devices.
-    pub(crate) fn threads(&self) -> usize {
-        let of = |device: &Chosen| if let Chosen::Cpu { threads } = device { *threads } else { 0 };
-        self.devices.iter().map(of).sum::<usize>().max(1)
-    }
-
-    pub(crate) fn stages(&self) -> Result<Vec<StageDevice>, Failure> {
-        let stage = |(device, part): (&Chosen, &Part)| {
-            Ok(StageDevice { name: device.name(), layers: part.layers.len(), open: device.opener()? })
+    /// The devices, each opened as `how` says of its place in the list.
+    pub(crate) fn stages(&self, how: impl Fn(usize) -> Opening) -> Result<Vec<StageDevice>, Failure> {
+        let stage = |(at, (device, part)): (usize, (&Chosen, &Part))| {
+            Ok(StageDevice { name: device.name(), layers: part.layers.len(), open: device.opener(how(at))? })
         };
-        self.devices.iter().zip(&self.parts).map(stage).collect()
+        self.devices.iter().zip(&self.parts).enumerate().map(stage).collect()
     }
 }
 
@@ -82,11 +78,11 @@ fn equal(layers: usize, devices: usize) -> Result<Vec<usize>, Failure> {
     Ok((0..devices).map(|at| layers / devices + usize::from(at < layers % devices)).collect())
 }
 
-/// The layers that the config gives each device, or equal numbers.
-fn counts(run: &Run, model: &Config) -> Result<Vec<usize>, Failure> {
-    let (given, all) = (&run.device_layers, model.layers.len());
+/// The layers that a config gives each device, or equal numbers.
+fn counts(given: &[u32], devices: usize, model: &Config) -> Result<Vec<usize>, Failure> {
+    let all = model.layers.len();
     if given.is_empty() {
-        return equal(all, run.devices.len());
+        return equal(all, devices);
     }
     let counts: Vec<usize> = given.iter().map(|count| *count as usize).collect();
     let sum = counts.iter().fold(0_usize, |sum, count| sum.saturating_add(*count));
@@ -178,7 +174,7 @@ pub(crate) fn split_fit(run: &Run, memories: &[u64]) -> Result<SplitFit, Failure
     let planned = devices.iter().enumerate().map(|(at, device)| fits::planned(device, given(at)));
     let planned = planned.collect::<Result<Vec<_>, _>>()?;
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
-    let counts = counts(run, &model)?;
+    let counts = counts(&run.device_layers, devices.len(), &model)?;
     let checked = check_positions(run, &model).and_then(|()| targets::check(&model, &trained(run)));
     checked.map_err(|error| failed(&error))?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
@@ -251,12 +247,13 @@ impl Plans<'_> {
                     what: failure.message,
                     hint: failure.hint.unwrap_or_default(),
                 })?;
-                self.on(cpu, at, part, trained_before)
+                self.on(cpu, at, part, trained_before, Offload::NONE)
             }
             PlannedDevice::Gpu { selector, architectures } => {
                 let mut largest: Option<MemoryPlan> = None;
                 for known in architectures {
-                    let plan = self.on(Gpu::absent(*selector, *known), at, part.clone(), trained_before)?;
+                    let gpu = Gpu::absent(*selector, *known);
+                    let plan = self.on(gpu, at, part.clone(), trained_before, self.run.offload)?;
                     largest = largest.filter(|largest| largest.bytes_peak >= plan.bytes_peak).or(Some(plan));
                 }
                 Ok(largest.expect("a device has an architecture, known or not"))
@@ -271,6 +268,7 @@ impl Plans<'_> {
         at: usize,
         part: Part,
         trained_before: bool,
+        offload: Offload,
     ) -> Result<MemoryPlan, RunError> {
         let (settings, step) = (fits::settings(self.run), step_settings(self.run));
         let (rows, behind) = (self.run.rows_per_update() as usize, self.planned.len() - 1 - at);
@@ -287,8 +285,28 @@ impl Plans<'_> {
             rows: &vec![&row[0]; peak.rows],
             group_rows,
             waiting: peak.waiting,
+            offload,
         };
         stage_memory(like, self.model, self.source, &stage)
+    }
+
+    /// Host memory of what cards offload, beside what stages on the CPU need.
+    fn add_offloaded(&self, pools: &mut Vec<Pool>, stages: &[StageFit]) {
+        if self.run.offload.is_none() {
+            return;
+        }
+        let cards = stages.iter().zip(self.planned).filter(|(_, of)| !matches!(of.kind, PlannedDevice::Cpu { .. }));
+        let needed: u64 = cards.map(|(stage, _)| stage.plan.bytes_beside_device() as u64).sum();
+        let on_cpu = |pool: &&mut Pool| {
+            let first = pool.stages.first().map(|at| &self.planned[*at].kind);
+            matches!(first, Some(PlannedDevice::Cpu { .. }))
+        };
+        if let Some(pool) = pools.iter_mut().find(on_cpu) {
+            pool.needed += needed;
+        } else {
+            let free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
+            pools.push(Pool { name: "host memory".to_string(), needed, available: free, stages: Vec::new() });
+        }
     }
 
     fn pools(&self, stages: &[StageFit], tokens: u64) -> Vec<Pool> {
@@ -328,6 +346,7 @@ impl Plans<'_> {
                 step
             };
         }
+        self.add_offloaded(&mut pools, stages);
         pools
     }
 }

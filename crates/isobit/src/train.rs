@@ -2,18 +2,18 @@
 //! folder.
 
 use crate::Failure;
-use crate::backend::{Chosen, Job, on_device};
+use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::ending;
 use crate::failure::failed;
 use crate::fits;
 use crate::model;
+use crate::plan::gibibytes;
 use crate::progress::Console;
 use crate::ranks;
 use crate::report::{self, LivePage};
 use crate::split::{Split, split_fit};
 use crate::stderr::tell;
 use isobit_kernels::Backend;
-use isobit_kernels::buffer::OutOfMemory;
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_training::checkpoint::{Start, step_of};
@@ -43,6 +43,10 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.learning_rate=1e-4`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// The most memory of a card that the run may take, in GiB; one number for each device of a list,
+    /// or one for all. A run that needs more is refused, or ends when it asks for more
+    #[arg(long, value_name = "GIB", value_parser = gibibytes, value_delimiter = ',')]
+    memory: Vec<u64>,
     /// Start even if the run does not fit into memory according to the plan
     #[arg(long)]
     no_plan: bool,
@@ -81,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let ready = ready(arguments, &*world);
     let timeout = ready.as_ref().map_or(RANK_TIMEOUT, |ready| ready.prepared.run.rank_timeout);
     let team = Team::new(&*world, Duration::from_secs(timeout.into())).with_signals(signal::requested);
-    let team = team.with_threads(ready.as_ref().map_or(1, |ready| ready.devices.threads()));
+    let team = team.with_threads(ready.as_ref().map_or(1, |ready| ready.host_threads));
     if team.is_alone() {
         return train_on_device(arguments, &ready?, &team);
     }
@@ -91,10 +95,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         handshake::compare(&team, introduction).map_err(|error| ranks::said(&error, &team))?;
         train_on_device(arguments, ready.as_ref().map_err(Failure::clone)?, &team)
     };
-    let result = catch_unwind(AssertUnwindSafe(trained)).unwrap_or_else(|thrown| {
-        let Some(OutOfMemory { bytes }) = thrown.downcast_ref() else { resume_unwind(thrown) };
-        Err(Failure::out_of_memory(*bytes))
-    });
+    let result = catch_unwind(AssertUnwindSafe(trained))
+        .unwrap_or_else(|thrown| Err(Failure::thrown(&*thrown).unwrap_or_else(|| resume_unwind(thrown))));
     result.map_err(|failure| {
         if !team.knows_of_the_end() {
             // The others are stopped at once, and so is this process.
@@ -113,6 +115,8 @@ const RANK_TIMEOUT: u32 = 600;
 struct Ready {
     prepared: Prepared,
     devices: Devices,
+    /// Of the host's work on the optimizer.
+    host_threads: usize,
     start: Start,
 }
 
@@ -140,7 +144,9 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     if world.rank() == 0 {
         report::check(&run)?;
     }
-    let devices = Devices::of(&ranks::of_rank(&run, world)?, !arguments.no_plan, world.neighbours().count)?;
+    let of_rank = ranks::of_rank(&run, world)?;
+    let host_threads = Chosen::host_threads(of_rank.threads as usize)?;
+    let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, world.neighbours().count)?;
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     // Until here there is nothing to save, so a signal stops the process immediately.
     signal::install().map_err(|error| Failure::output(&error))?;
@@ -162,23 +168,31 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     if world.rank() == 0 {
         warn(&prepared);
     }
-    Ok(Ready { prepared, devices, start })
+    Ok(Ready { prepared, devices, host_threads, start })
 }
 
 fn train_on_device(arguments: &Arguments, ready: &Ready, team: &Team<'_>) -> Result<(), Failure> {
-    let Ready { prepared, devices, start } = ready;
+    let Ready { prepared, devices, host_threads, start } = ready;
     let quiet = arguments.quiet || arguments.json;
     let job = Training { arguments, device: devices.name(), prepared, start: *start, team };
     if !team.is_alone() && !quiet {
         tell(&format!("rank {} of {}: {}", team.rank(), team.size(), devices.described()));
     }
     let trained = match devices {
-        Devices::One(chosen) => on_device(chosen, quiet || !team.is_alone(), job),
+        Devices::One(chosen) => {
+            let limit = arguments.memory.first().copied();
+            on_limited_device(chosen, limit, quiet || !team.is_alone(), job)
+        }
         Devices::Several(split) => {
             if team.is_alone() && !quiet {
                 tell(&format!("devices: {}", split.described()));
             }
-            split.stages().map(|stages| job.run_on(stages))
+            let how = |at: usize| Opening {
+                limit: arguments.memory.get(at).or(arguments.memory.first()).copied(),
+                offload: prepared.run.offload,
+                threads: *host_threads,
+            };
+            split.stages(how).map(|stages| job.run_on(stages))
         }
     };
     match trained {
@@ -200,19 +214,26 @@ enum Devices {
 
 impl Devices {
     /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`.
-    fn of(run: &Run, planned: bool, ranks_here: usize) -> Result<Self, Failure> {
+    fn of(run: &Run, memories: &[u64], planned: bool, ranks_here: usize) -> Result<Self, Failure> {
+        if !memories.is_empty() && memories.len() != 1 && memories.len() != run.devices.len() {
+            let message = format!("{} memories are given for {} devices", memories.len(), run.devices.len());
+            return Err(Failure::usage(message, "give one for all, or one for each: --memory 32,32"));
+        }
         if run.devices.len() < 2 {
             let chosen = Chosen::of(run)?;
+            if matches!(chosen, Chosen::Cpu { .. }) && !memories.is_empty() {
+                return Err(no_card());
+            }
             if planned {
-                fits::check(run, ranks_here)?;
+                fits::check(run, ranks_here, memories.first().copied())?;
             }
             return Ok(Self::One(chosen));
         }
         if !planned {
             return Ok(Self::Several(Split::unplanned(run)?));
         }
-        let fit = split_fit(run, &[])?;
-        match fit.refusal(run, &[]) {
+        let fit = split_fit(run, memories)?;
+        match fit.refusal(run, memories) {
             None => Ok(Self::Several(fit.split)),
             Some(refusal) => Err(fits::with_way_out(refusal)),
         }
@@ -233,14 +254,12 @@ impl Devices {
             Self::Several(split) => split.described(),
         }
     }
+}
 
-    /// Of the host's work on the optimizer.
-    fn threads(&self) -> usize {
-        match self {
-            Self::One(chosen) => chosen.threads(),
-            Self::Several(split) => split.threads(),
-        }
-    }
+/// `--memory` without a card.
+pub(crate) fn no_card() -> Failure {
+    let hint = "name a card with `--device`; `ulimit -v` limits the memory of a process";
+    Failure::usage("--memory limits the memory of a card, and this run is on the CPU", hint)
 }
 
 /// Warnings, printed even by a quiet run.

@@ -6,6 +6,7 @@
 
 use crate::buffer::Element;
 use crate::gpu::PendingRead;
+use crate::host::HostOps;
 use crate::op::digest::{self, AnyBuffer, DigestSums};
 use crate::op::{self, AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Op, Product, QuantizedShape, SliceShape};
 use crate::reference::ReferenceMemory;
@@ -13,6 +14,7 @@ use half::{bf16, f16};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The only list of all ops, by the stem of their files. A backend must run every one.
@@ -87,6 +89,10 @@ pub trait Memory: 'static {
     type Weight: Shaped<(usize, SliceShape)>;
     /// Frozen 4-bit weights: the right operand of a product.
     type QuantizedWeight: Shaped<QuantizedShape>;
+    /// Host memory, where copies of buffers take none of the device's.
+    type Host: Memory;
+    /// Frozen 4-bit weights in host memory, as the device stores them.
+    type HostQuantizedWeight: 'static;
 }
 
 /// Buffers by element type.
@@ -95,6 +101,8 @@ pub type U32<M> = <M as Memory>::Buffer<u32>;
 pub type I32<M> = <M as Memory>::Buffer<i32>;
 /// A workspace.
 pub type Bytes<M> = <M as Memory>::Buffer<u8>;
+/// Host memory beside a device's.
+pub type HostBuffer<M, T> = <<M as Memory>::Host as Memory>::Buffer<T>;
 
 /// Has a number of elements.
 pub trait Length: 'static {
@@ -161,6 +169,37 @@ pub trait Device {
     ) -> Result<Vec<T>, DeviceFailure> {
         self.download(device)
     }
+
+    /// Zeros in host memory.
+    fn host_zeros<T: Element>(&self, length: usize) -> HostBuffer<Self::Memory, T>;
+    /// Host memory with the `length` numbers that `make` produces. A backend that stores no numbers
+    /// does not call it.
+    fn host_made<T: Element, H: AsRef<[T]>, E>(
+        &self,
+        length: usize,
+        make: impl FnOnce() -> Result<H, E>,
+    ) -> Result<HostBuffer<Self::Memory, T>, E>;
+    /// Copies a buffer to host memory of the same length.
+    fn save<T: Element>(
+        &self,
+        host: &mut HostBuffer<Self::Memory, T>,
+        device: &<Self::Memory as Memory>::Buffer<T>,
+    ) -> Result<(), DeviceFailure>;
+    /// Copies host memory to a buffer of the same length.
+    fn load<T: Element>(&self, device: &mut <Self::Memory as Memory>::Buffer<T>, host: &HostBuffer<Self::Memory, T>);
+    /// Copies 4-bit weights to host memory. If the device has failed, the copy is arbitrary and the
+    /// next `download` reports it.
+    fn save_quantized(
+        &self,
+        weight: <Self::Memory as Memory>::QuantizedWeight,
+    ) -> <Self::Memory as Memory>::HostQuantizedWeight;
+    /// 4-bit weights from host memory.
+    fn load_quantized(
+        &self,
+        host: &<Self::Memory as Memory>::HostQuantizedWeight,
+    ) -> <Self::Memory as Memory>::QuantizedWeight;
+    /// The host's arithmetic on its memory, with the same bits as the device's.
+    fn host(&self, threads: usize) -> Result<Rc<dyn HostOps<<Self::Memory as Memory>::Host>>, DeviceFailure>;
 
     fn rows(&self, shape: SliceShape) -> <Self::Memory as Memory>::Rows;
     /// `count` weights of `shape` each, stored consecutively.

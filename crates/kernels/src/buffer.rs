@@ -211,6 +211,16 @@ impl<T: Element> std::fmt::Debug for Buffer<T> {
     }
 }
 
+/// A buffer with the `length` numbers that `make` produces.
+pub(crate) fn made<T: Element, H: AsRef<[T]>, E>(
+    length: usize,
+    make: impl FnOnce() -> Result<H, E>,
+) -> Result<Buffer<T>, E> {
+    let numbers = make()?;
+    assert_eq!(numbers.as_ref().len(), length, "as many numbers as were announced");
+    Ok(Buffer::from_slice(numbers.as_ref()))
+}
+
 /// A workspace's bytes, handed out front to back as cache-line-aligned slices of any element type,
 /// without copying.
 pub struct Workspace<'a> {

@@ -4,11 +4,13 @@
 //! Benchmarks use it to time the ops of a step; tests use it to corrupt a result, as faulty
 //! hardware would, and check that it is detected.
 
+use crate::HostOps;
 use crate::backend::{
-    BegunDownload, Bytes, Checked, Device, DeviceFailure, Expected, Memory, Run, Scratch, Workspaces,
+    BegunDownload, Bytes, Checked, Device, DeviceFailure, Expected, HostBuffer, Memory, Run, Scratch, Workspaces,
 };
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
+use std::rc::Rc;
 
 /// One call of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,6 +90,48 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
         device: &<D::Memory as Memory>::Buffer<T>,
     ) -> Result<Vec<T>, DeviceFailure> {
         self.inner.finish_download(begun, device)
+    }
+
+    fn host_zeros<T: Element>(&self, length: usize) -> HostBuffer<D::Memory, T> {
+        self.inner.host_zeros(length)
+    }
+
+    fn host_made<T: Element, H: AsRef<[T]>, E>(
+        &self,
+        length: usize,
+        make: impl FnOnce() -> Result<H, E>,
+    ) -> Result<HostBuffer<D::Memory, T>, E> {
+        self.inner.host_made(length, make)
+    }
+
+    fn save<T: Element>(
+        &self,
+        host: &mut HostBuffer<D::Memory, T>,
+        device: &<D::Memory as Memory>::Buffer<T>,
+    ) -> Result<(), DeviceFailure> {
+        self.inner.save(host, device)
+    }
+
+    fn load<T: Element>(&self, device: &mut <D::Memory as Memory>::Buffer<T>, host: &HostBuffer<D::Memory, T>) {
+        self.inner.load(device, host);
+    }
+
+    fn save_quantized(
+        &self,
+        weight: <D::Memory as Memory>::QuantizedWeight,
+    ) -> <D::Memory as Memory>::HostQuantizedWeight {
+        self.inner.save_quantized(weight)
+    }
+
+    fn load_quantized(
+        &self,
+        host: &<D::Memory as Memory>::HostQuantizedWeight,
+    ) -> <D::Memory as Memory>::QuantizedWeight {
+        self.inner.load_quantized(host)
+    }
+
+    fn host(&self, threads: usize) -> Result<Rc<dyn HostOps<<D::Memory as Memory>::Host>>, DeviceFailure> {
+        self.inner.host(threads)
     }
 
     fn rows(&self, shape: SliceShape) -> <D::Memory as Memory>::Rows {

@@ -35,7 +35,7 @@ mod unused;
 pub mod weights;
 
 pub use adapter::{LoraConfig, Targets, Trained};
-pub use build::{Built, build, build_part};
+pub use build::{Built, build, build_part, build_placed, build_whole};
 pub use config::Config;
 pub use config_shapes::ConfigShapes;
 pub use experts::{Experts, ExpertsShape, Projection};

@@ -57,7 +57,7 @@ pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -
     let ids: Vec<_> = parameters.iter().map(|(id, _)| id).collect();
     let tensors: Vec<_> = parameters.iter().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
     read(&tensors, file, |at, values| {
-        parameters.get_mut(ids[at]).value = backend.upload(&values);
+        *parameters.get_mut(ids[at]).value = backend.upload(&values);
         Ok(())
     })
 }

@@ -13,6 +13,7 @@ pub mod engine;
 pub mod export;
 pub mod free_memory;
 pub mod groups;
+mod host_optimizer;
 pub mod memory;
 pub mod metrics;
 pub mod model_folder;

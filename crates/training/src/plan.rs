@@ -2,8 +2,9 @@
 //! training step on a counting backend, so the plan cannot disagree with the run. Every buffer is
 //! identified by the line of code that allocated it; items are groups of such lines.
 //!
-//! Besides device memory, the plan includes host memory for writing a checkpoint (all trained
-//! tensors and their moments) and for reading one back (one tensor).
+//! Besides device memory, the plan includes what is offloaded to host memory, and host memory for
+//! writing a checkpoint (all trained tensors and their moments) and for reading one back (one
+//! tensor).
 
 use crate::batch::{Batch, BatchPosition};
 use crate::engine::Engine;
@@ -12,11 +13,11 @@ use crate::prepare::RunError;
 use crate::row::Row;
 use crate::stages::Alone;
 use crate::step::StepSettings;
-use crate::trainer::Trainer;
-use isobit_autograd::Gradients;
+use crate::trainer::{Placement, Trainer};
+use isobit_autograd::{Offload, Parameter, Value};
 use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, Work};
 use isobit_models::build::Settings;
-use isobit_models::{Config, Part, TrainedTensor, WeightSource, build, build_part};
+use isobit_models::{Config, Part, TrainedTensor, WeightSource, build_placed, build_whole};
 use std::collections::BTreeMap;
 
 /// What memory is for.
@@ -56,11 +57,13 @@ impl Item {
         let file = holder.file.replace('\\', "/");
         let is_in = |part: &str| file.contains(part);
         match holder.kind {
-            _ if is_in("models/") => Self::Weights,
+            _ if is_in("models/") || is_in("autograd/src/stream.rs") => Self::Weights,
             MemoryKind::Weight => Self::Trained,
             MemoryKind::Buffer("u8") => Self::Workspace,
-            _ if is_in("autograd/src/parameters.rs") => Self::Gradients,
-            _ if is_in("training/src/trainer.rs") => Self::Optimizer,
+            _ if is_in("autograd/src/gradients.rs") => Self::Gradients,
+            // Numbers on their way to slices.
+            _ if is_in("autograd/src/parameters.rs") => Self::Trained,
+            _ if is_in("training/src/trainer.rs") || is_in("training/src/host_optimizer.rs") => Self::Optimizer,
             _ => Self::Activations,
         }
     }
@@ -80,6 +83,11 @@ pub struct MemoryPlan {
     /// On device and host together while a run is restored: the model, its moments, and one tensor
     /// of the file.
     pub bytes_resume: usize,
+    /// What is offloaded to host memory, at its peak.
+    pub host_items: BTreeMap<Item, usize>,
+    /// Their sum.
+    pub host_bytes_peak: usize,
+    pub host_bytes_between_steps: usize,
     /// Number of trained values.
     pub trained_count: usize,
     /// Every line of code that held memory at the peak.
@@ -94,6 +102,12 @@ impl MemoryPlan {
     pub fn bytes_on_host(&self) -> usize {
         self.bytes_peak.max(self.bytes_between_steps + self.bytes_save).max(self.bytes_resume)
     }
+
+    /// Host memory beside a device with memory of its own, if anything is offloaded: the most of a
+    /// step and of a save between steps.
+    pub fn bytes_beside_device(&self) -> usize {
+        self.host_bytes_peak.max(self.host_bytes_between_steps + self.bytes_save)
+    }
 }
 
 /// Memory needed to train `model` with updates over `rows`, while `waiting` more gradients exist.
@@ -107,9 +121,31 @@ pub fn memory<L: MemoryLayout>(
     rows: &[&Row],
     waiting: usize,
 ) -> Result<MemoryPlan, RunError> {
+    let planned = PlannedUpdate { step, rows, waiting, offload: Offload::NONE };
+    offloaded_memory(like, model, source, settings, &planned)
+}
+
+/// The updates of a plan, and what is offloaded.
+pub struct PlannedUpdate<'a> {
+    pub step: &'a StepSettings,
+    pub rows: &'a [&'a Row],
+    /// Gradients of other groups that exist meanwhile.
+    pub waiting: usize,
+    pub offload: Offload,
+}
+
+/// [`memory`] with parts of it in host memory.
+pub fn offloaded_memory<L: MemoryLayout>(
+    like: L,
+    model: &Config,
+    source: &dyn WeightSource,
+    settings: &Settings,
+    planned: &PlannedUpdate<'_>,
+) -> Result<MemoryPlan, RunError> {
+    let PlannedUpdate { step, rows, waiting, offload } = *planned;
     let backend = Counting::new(like);
-    let built = build(&backend, model, source, settings)?;
-    let trainer = Trainer::new(backend.clone(), built);
+    let built = build_whole(&backend, model, source, settings, offload)?;
+    let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, true, 1))?;
     counted(&backend, trainer, |trainer| trainer, step, rows, waiting)
 }
 
@@ -128,6 +164,7 @@ pub struct PlannedStage<'a> {
     pub group_rows: usize,
     /// Gradients of other groups that exist meanwhile.
     pub waiting: usize,
+    pub offload: Offload,
 }
 
 /// Memory that one device of a list needs, for the micro-batches in flight too.
@@ -137,10 +174,10 @@ pub fn stage_memory<L: MemoryLayout>(
     source: &dyn WeightSource,
     stage: &PlannedStage<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let PlannedStage { part, settings, step, rows, .. } = stage;
+    let (PlannedStage { part, settings, step, rows, .. }, offload) = (stage, stage.offload);
     let backend = Counting::new(like);
-    let built = build_part(&backend, model, source, settings, part)?;
-    let trainer = Trainer::new(backend.clone(), built);
+    let built = build_placed(&backend, model, source, settings, part, offload)?;
+    let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, true, 1))?;
     let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
     let mut plan = counted(&backend, trainer, alone, step, rows, stage.waiting)?;
     // The batches of a group stay until it is done; those of rows that were not counted are added.
@@ -166,9 +203,14 @@ fn counted<L: MemoryLayout, E: Engine>(
 ) -> Result<MemoryPlan, RunError> {
     let lengths = || trainer.tensors().iter().map(TrainedTensor::length);
     let (trained_count, largest) = (lengths().sum::<usize>(), lengths().max().unwrap_or(0));
-    let values: usize = trainer.parameters.iter().map(|(_, parameter)| parameter.length()).sum();
+    let on_device = |parameter: &Parameter<_>| match parameter.value {
+        Value::Device(_) => parameter.length(),
+        Value::Host(_) => 0,
+    };
+    let values: usize = trainer.parameters.iter().map(|(_, parameter)| on_device(parameter)).sum();
     let bytes_built = backend.bytes();
-    let waiting: Vec<_> = (0..waiting).map(|_| Gradients::zeros(backend, &trainer.parameters)).collect();
+    let mut waiting: Vec<_> = (0..waiting).map(|_| trainer.zero_gradients()).collect();
+    waiting.iter_mut().try_for_each(|gradients| gradients.rest(backend))?;
     let mut engine = engine(trainer);
     engine.step(rows, 1, 0.0, step)?;
     let before = backend.work();
@@ -177,6 +219,9 @@ fn counted<L: MemoryLayout, E: Engine>(
     let holdings = backend.held_at_peak();
     drop(waiting);
     Ok(MemoryPlan {
+        host_items: items(&backend.host_held_at_peak(), 0),
+        host_bytes_peak: backend.host_bytes_peak(),
+        host_bytes_between_steps: backend.host_bytes(),
         items: items(&holdings, values * size_of::<f32>()),
         bytes_peak: backend.bytes_peak(),
         bytes_between_steps: backend.bytes(),

@@ -18,10 +18,11 @@ use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::step::{Evaluation, StepReport};
 use crate::tensorboard::EventFile;
-use crate::trainer::Trainer;
+use crate::trainer::{Placement, Trainer};
+use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
 use isobit_models::build::Settings;
-use isobit_models::{Trained, TrainedTensor, build, peft};
+use isobit_models::{Trained, TrainedTensor, build_whole, peft};
 use isobit_proof::FileError;
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::lock::Lock;
@@ -72,9 +73,12 @@ pub fn train<B: Backend>(
     watch: &mut dyn Watch,
 ) -> Result<Outcome, RunError> {
     let make = |settings: &Settings| {
-        let built = build(&backend, &prepared.model, &prepared.weights, settings)?;
-        let new = if is_sharded(&prepared.run, team) { Trainer::without_moments } else { Trainer::new };
-        Ok(new(backend, built))
+        // Without memory of its own a device has nothing to offload.
+        let has_memory = backend.device_peak_bytes().is_some();
+        let offload = if has_memory { prepared.run.offload } else { Offload::NONE };
+        let built = build_whole(&backend, &prepared.model, &prepared.weights, settings, offload)?;
+        let with_moments = !is_sharded(&prepared.run, team);
+        Ok(Trainer::placed(backend, built, Placement::new(offload, with_moments, team.threads()))?)
     };
     train_with(make, prepared, start, team, watch)
 }

@@ -2,18 +2,20 @@
 
 use crate::batch::{Batch, BatchPosition};
 use crate::engine::{Engine, Stored};
+use crate::host_optimizer::HostOptimizer;
 use crate::row::Row;
 use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
-use isobit_autograd::{Balance, Gradients, Memory, ParameterId, Parameters, Tape};
-use isobit_kernels::Backend;
+use isobit_autograd::{Balance, Gradients, Host, Memory, Offload, Parameter, ParameterId, Parameters, Tape, Value};
 use isobit_kernels::backend::BegunDigest;
-use isobit_kernels::op::{AdamWTensor, AdamWUpdate, AnyBuffer, IGNORED, Scale, SumSquares};
+use isobit_kernels::op::{AdamWTensor, AdamWUpdate, AnyBuffer, IGNORED, SumSquares};
 use isobit_kernels::tensor::F32;
+use isobit_kernels::{Backend, DeviceFailure};
 use isobit_models::{Built, Model, TrainedTensor};
-use isobit_numerics::adamw::AdamW;
+use isobit_numerics::adamw::{AdamW, Coefficients};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// A model in training on one device, or the part of a model that a device has. The copy of a tied
 /// table (`Model::table_copy`) is none of its trained tensors: another device updates the table.
@@ -21,11 +23,36 @@ pub struct Trainer<B: Backend> {
     pub backend: B,
     pub model: Model<B>,
     pub parameters: Parameters<B>,
-    /// First and second moments, in the order of the parameters.
+    /// First and second moments on the device, in the order of the parameters.
     pub moments: Vec<[F32<B>; 2]>,
+    /// The same in host memory.
+    optimizer: Option<HostOptimizer<B>>,
     tensors: Vec<TrainedTensor>,
     ids: Vec<ParameterId>,
     pub(crate) memory: Memory<B>,
+    offload: Offload,
+    waiting_max: usize,
+    /// What computes in host memory, if anything is there.
+    host: Option<Host<B>>,
+}
+
+/// Where a trainer keeps what it holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement {
+    pub offload: Offload,
+    /// Without optimizer state it does not apply updates: ranks keep the state in shards.
+    pub with_moments: bool,
+    /// Of the host, for what is computed there.
+    pub threads: usize,
+    /// Bytes of gradients that may wait on the device until their group is done, if they rest in
+    /// host memory. Those of adapters usually do, and travel once per group.
+    pub waiting_max: usize,
+}
+
+impl Placement {
+    pub fn new(offload: Offload, with_moments: bool, threads: usize) -> Self {
+        Self { offload, with_moments, threads, waiting_max: 16 << 20 }
+    }
 }
 
 impl<B: Backend> Trainer<B> {
@@ -42,7 +69,38 @@ impl<B: Backend> Trainer<B> {
         let own = || parameters.iter().filter(|(id, _)| Some(*id) != model.table_copy);
         let tensors = own().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
         let ids = own().map(|(id, _)| id).collect();
-        Self { memory: Memory::new(), backend, model, parameters, moments: Vec::new(), tensors, ids }
+        let (memory, moments, optimizer) = (Memory::new(), Vec::new(), None);
+        let (offload, waiting_max, host) = (Offload::NONE, 0, None);
+        Self { backend, model, parameters, moments, optimizer, tensors, ids, memory, offload, waiting_max, host }
+    }
+
+    /// With what `placement` says in host memory. The model was built for it (`build_placed`).
+    pub fn placed(backend: B, built: Built<B>, placement: Placement) -> Result<Self, DeviceFailure> {
+        let Placement { offload, with_moments, threads, waiting_max } = placement;
+        let host = if offload.is_none() { None } else { Some(backend.host(threads)?) };
+        let on_device = with_moments && !offload.optimizer;
+        let new = if on_device { Self::new } else { Self::without_moments };
+        let mut trainer = Self { offload, waiting_max, host, ..new(backend, built) };
+        if let (true, Some(host)) = (with_moments && offload.optimizer, &trainer.host) {
+            let (host, count) = (Rc::clone(host), trainer.ids.len());
+            trainer.optimizer = Some(HostOptimizer::new(&trainer.backend, host, &trainer.parameters, count)?);
+        }
+        Ok(trainer)
+    }
+
+    /// Gradients of zero, which rest where the optimizer is.
+    pub(crate) fn zero_gradients(&self) -> Gradients<B> {
+        match &self.host {
+            Some(host) if self.offload.optimizer => {
+                Gradients::zeros_on(Rc::clone(host), self.waiting_max, &self.parameters)
+            }
+            _ => Gradients::zeros(&self.backend, &self.parameters),
+        }
+    }
+
+    /// Whether activations wait in host memory.
+    pub(crate) fn activations_on_host(&self) -> bool {
+        self.offload.activations
     }
 
     /// Peak bytes of activations and workspace.
@@ -69,7 +127,8 @@ impl<B: Backend> Trainer<B> {
         let (first_row, micro) = (rows.start, &update.rows[rows]);
         let batch = Batch::new(&self.backend, micro, BatchPosition::of(update, first_row, settings.seed));
         let mut tape = Tape::new(&self.backend, &self.parameters, &batch.layout, settings.profile, settings.policy)
-            .with_buffers_of(&self.memory);
+            .with_buffers_of(&self.memory)
+            .with_activations_on_host(self.offload.activations);
         if let Some(coefficient) = self.model.config.balance {
             let of_rows = micro.iter().map(|row| row.target_count()).collect();
             tape = tape.with_balance(Balance { coefficient, targets: of_rows, step_targets: update.targets });
@@ -85,15 +144,61 @@ impl<B: Backend> Trainer<B> {
         Ok(backward?)
     }
 
-    /// One number per tensor; synchronises with the device once.
-    fn squares(&self, tensors: &[&F32<B>]) -> Result<Vec<f32>, StepError> {
-        if tensors.is_empty() {
-            return Ok(Vec::new());
+    /// Applies AdamW on the device. Values in host memory come one at a time.
+    fn apply_on_device(
+        &mut self,
+        gradients: &Gradients<B>,
+        coefficients: impl Fn(&Parameter<B>) -> Coefficients,
+    ) -> Result<Vec<f32>, StepError> {
+        let Self { backend, parameters, moments, ids, .. } = self;
+        let (mut resident, mut tensors, mut squares) = (Vec::new(), Vec::new(), vec![0.0; ids.len()]);
+        for (at, ((parameter, [m, v]), id)) in parameters.iter_mut().zip(moments).zip(&*ids).enumerate() {
+            let (gradient, coefficients, length) = (gradients.get(*id), coefficients(parameter), parameter.length());
+            match &mut parameter.value {
+                Value::Device(parameter) => {
+                    resident.push(at);
+                    tensors.push(AdamWTensor { parameter, m, v, gradient, coefficients });
+                }
+                Value::Host(host) => {
+                    let mut value = backend.zeros(length);
+                    backend.load(&mut value, host);
+                    let tensor = AdamWTensor { parameter: &mut value, m, v, gradient, coefficients };
+                    backend.run(AdamWUpdate { tensors: vec![tensor] });
+                    backend.save(host, &value)?;
+                    squares[at] = sums_of_squares(backend, &[&value])?[0];
+                }
+            }
         }
-        let mut sums = self.backend.zeros(tensors.len());
-        self.backend.run(SumSquares { sums: &mut sums, tensors });
-        Ok(self.backend.download(&sums)?)
+        if !tensors.is_empty() {
+            backend.run(AdamWUpdate { tensors });
+        }
+        let values: Vec<_> = resident.iter().map(|at| parameters.value(ids[*at])).collect();
+        for (at, square) in resident.iter().zip(sums_of_squares(backend, &values)?) {
+            squares[*at] = square;
+        }
+        Ok(squares)
     }
+
+    /// The numbers of a tensor.
+    fn value(&self, id: ParameterId) -> Result<Vec<f32>, DeviceFailure> {
+        match (&self.parameters.get(id).value, &self.host) {
+            (Value::Device(value), _) => self.backend.download(value),
+            (Value::Host(value), Some(host)) => host.download(value),
+            (Value::Host(_), None) => unreachable!("{IN_HOST_MEMORY}"),
+        }
+    }
+}
+
+const IN_HOST_MEMORY: &str = "a trainer of values in host memory computes there";
+
+/// One number per tensor; synchronises with the device once.
+fn sums_of_squares<B: Backend>(backend: &B, tensors: &[&F32<B>]) -> Result<Vec<f32>, StepError> {
+    if tensors.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut sums = backend.zeros(tensors.len());
+    backend.run(SumSquares { sums: &mut sums, tensors });
+    Ok(backend.download(&sums)?)
 }
 
 impl<B: Backend> Engine for Trainer<B> {
@@ -109,11 +214,12 @@ impl<B: Backend> Engine for Trainer<B> {
         group: Range<usize>,
         settings: &StepSettings,
     ) -> Result<(Gradients<B>, Losses), StepError> {
-        let mut gradients = Gradients::zeros(&self.backend, &self.parameters);
+        let mut gradients = self.zero_gradients();
         let mut losses = Losses::default();
         for micro in micro_batches(group, settings.micro_batch_size) {
             self.micro_batch(update, micro, settings, &mut gradients, &mut losses)?;
         }
+        gradients.rest(&self.backend)?;
         Ok((gradients, losses))
     }
 
@@ -122,29 +228,25 @@ impl<B: Backend> Engine for Trainer<B> {
     }
 
     fn combine(&self, gradients: &mut Gradients<B>) -> Result<(), StepError> {
-        gradients.combine(&self.backend, &self.parameters);
+        gradients.combine(&self.backend);
         Ok(())
     }
 
     fn download(&self, gradients: &Gradients<B>) -> Result<Vec<Vec<f32>>, StepError> {
-        let parts = gradients.iter().chain(gradients.tied_part());
-        parts.map(|part| Ok(self.backend.download(part)?)).collect()
+        Ok(gradients.to_parts(&self.backend)?)
     }
 
     fn upload(&self, parts: Vec<Vec<f32>>) -> Result<Gradients<B>, StepError> {
-        let parts = parts.into_iter().map(|part| self.backend.upload(&part));
-        Ok(Gradients::from_parts(parts.collect(), &self.parameters))
+        let host = self.host.clone().filter(|_| self.offload.optimizer);
+        Ok(Gradients::from_parts(&self.backend, host, &parts, &self.parameters))
     }
 
     fn sums_of_squares(&self, gradients: &Gradients<B>) -> Result<Vec<f32>, StepError> {
-        self.squares(&self.ids.iter().map(|id| gradients.get(*id)).collect::<Vec<_>>())
+        Ok(gradients.sums_of_squares(&self.backend, self.ids.len())?)
     }
 
     fn scale(&self, gradients: &mut Gradients<B>, factor: f32) -> Result<(), StepError> {
-        let tensors: Vec<_> = gradients.iter_mut().take(self.ids.len()).collect();
-        if !tensors.is_empty() {
-            self.backend.run(Scale { tensors, factor });
-        }
+        gradients.scale(&self.backend, self.ids.len(), factor);
         Ok(())
     }
 
@@ -160,16 +262,11 @@ impl<B: Backend> Engine for Trainer<B> {
             AdamW { lr: learning_rate, beta1, beta2, eps, weight_decay }.coefficients(step)
         };
         let [decaying, plain] = [settings.weight_decay, 0.0].map(coefficients);
-        let tensors = self.parameters.iter_mut().zip(&mut self.moments).zip(gradients.iter());
-        let tensors = tensors.map(|((parameter, [m, v]), gradient)| {
-            let coefficients = if parameter.decays { decaying } else { plain };
-            AdamWTensor { parameter: &mut parameter.value, m, v, gradient, coefficients }
-        });
-        let tensors: Vec<_> = tensors.collect();
-        if !tensors.is_empty() {
-            self.backend.run(AdamWUpdate { tensors });
+        let coefficients = |parameter: &Parameter<B>| if parameter.decays { decaying } else { plain };
+        match &mut self.optimizer {
+            None => self.apply_on_device(gradients, coefficients),
+            Some(optimizer) => Ok(optimizer.apply(&self.backend, &mut self.parameters, gradients, coefficients)?),
         }
-        self.squares(&self.ids.iter().map(|id| &self.parameters.get(*id).value).collect::<Vec<_>>())
     }
 
     fn evaluate_rows(
@@ -195,27 +292,43 @@ impl<B: Backend> Engine for Trainer<B> {
     }
 
     fn read(&self, tensor: usize, which: Stored) -> Result<Vec<f32>, StepError> {
-        let buffer = match which {
-            Stored::Value => &self.parameters.get(self.ids[tensor]).value,
-            Stored::Moment(order) => &self.moments[tensor][order],
-        };
-        Ok(self.backend.download(buffer)?)
+        Ok(match (which, &self.optimizer) {
+            (Stored::Value, _) => self.value(self.ids[tensor])?,
+            (Stored::Moment(order), Some(optimizer)) => optimizer.moment(tensor, order)?,
+            (Stored::Moment(order), None) => self.backend.download(&self.moments[tensor][order])?,
+        })
     }
 
     fn write(&mut self, tensor: usize, which: Stored, values: Vec<f32>) -> Result<(), StepError> {
-        let buffer = match which {
-            Stored::Value => &mut self.parameters.get_mut(self.ids[tensor]).value,
-            Stored::Moment(order) => &mut self.moments[tensor][order],
-        };
-        self.backend.overwrite(buffer, &values);
+        match (which, &mut self.optimizer) {
+            (Stored::Moment(order), Some(optimizer)) => optimizer.write_moment(tensor, order, &values),
+            (Stored::Moment(order), None) => self.backend.overwrite(&mut self.moments[tensor][order], &values),
+            (Stored::Value, optimizer) => {
+                match (&mut self.parameters.get_mut(self.ids[tensor]).value, &self.host) {
+                    (Value::Device(value), _) => self.backend.overwrite(value, &values),
+                    (Value::Host(value), Some(host)) => host.overwrite(value, &values),
+                    (Value::Host(_), None) => unreachable!("{IN_HOST_MEMORY}"),
+                }
+                if let Some(optimizer) = optimizer {
+                    optimizer.write_value(tensor, &values);
+                }
+            }
+        }
         Ok(())
     }
 
     fn digests(&self) -> Result<Vec<Digest>, StepError> {
-        let values = self.parameters.iter().map(|(_, parameter)| &parameter.value);
-        // All are begun before the first is waited for.
-        let begun: Vec<_> = values.map(|value| BegunDigest::new(&self.backend, AnyBuffer::F32(value))).collect();
-        begun.iter().map(|digest| Ok(digest.finish(&self.backend)?)).collect()
+        // All on the device are begun before the first is waited for.
+        let begin = |value: &Value<B>| match value {
+            Value::Device(value) => Some(BegunDigest::new(&self.backend, AnyBuffer::F32(value))),
+            Value::Host(_) => None,
+        };
+        let begun: Vec<_> = self.parameters.iter().map(|(id, parameter)| (id, begin(&parameter.value))).collect();
+        let finish = |(id, digest): (ParameterId, Option<BegunDigest<B::Memory>>)| match digest {
+            Some(digest) => Ok(digest.finish(&self.backend)?),
+            None => Ok(Digest::of_f32(&self.value(id)?)),
+        };
+        begun.into_iter().map(finish).collect()
     }
 }
 

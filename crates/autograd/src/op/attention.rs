@@ -97,4 +97,9 @@ impl<B: Backend> Saved<B> {
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         vec![&self.q.data, &self.k.data, &self.v.data, &self.o, &self.lse]
     }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        vec![&mut self.q.data, &mut self.k.data, &mut self.v.data, &mut self.o, &mut self.lse]
+    }
 }

@@ -1,8 +1,9 @@
 //! Causal convolution within documents, one kernel per channel, then SiLU.
 
 use crate::arena::Lease;
+use crate::gradients::Gradients;
 use crate::op::Node;
-use crate::parameters::{Gradients, Vector};
+use crate::parameters::Vector;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Conv1d, Conv1dBackward, Conv1dForward};
@@ -62,7 +63,7 @@ impl<B: Backend> Saved<'_, B> {
         let starts = tape.layout.document_starts();
         let mut dx = tape.take(self.x.data.length());
         let weight = self.convolution.weight.value(tape.parameters);
-        let dweight = self.convolution.weight.id().map(|id| gradients.reach(id));
+        let dweight = self.convolution.weight.id().map(|id| gradients.reach(tape.backend, id));
         tape.backend.run(Conv1dBackward {
             dx: dx.buffer_mut(),
             dweight,
@@ -79,5 +80,10 @@ impl<B: Backend> Saved<'_, B> {
 
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         vec![&self.x.data]
+    }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        vec![&mut self.x.data]
     }
 }

@@ -1,8 +1,9 @@
 //! Decay and write strength of the gated delta rule, from two projections and two trained vectors.
 
 use crate::arena::Lease;
+use crate::gradients::Gradients;
 use crate::op::Node;
-use crate::parameters::{Gradients, Vector};
+use crate::parameters::Vector;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Decay, DecayBackward, DecayForward};
@@ -65,7 +66,7 @@ impl<B: Backend> Saved<'_, B> {
         let [mut da, mut db] = [(); 2].map(|()| tape.take(dg.length()));
         let [a_log, dt_bias] = [&self.rates.a_log, &self.rates.dt_bias].map(|vector| vector.value(tape.parameters));
         let dparameters = match self.rates.ids() {
-            [Some(a_log), Some(dt_bias)] => Some(gradients.reach_both(a_log, dt_bias)),
+            [Some(a_log), Some(dt_bias)] => Some(gradients.reach_both(tape.backend, a_log, dt_bias)),
             _ => None,
         };
         tape.backend.run(DecayBackward {
@@ -90,5 +91,10 @@ impl<B: Backend> Saved<'_, B> {
 
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         vec![&self.a.data, &self.b.data]
+    }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        vec![&mut self.a.data, &mut self.b.data]
     }
 }

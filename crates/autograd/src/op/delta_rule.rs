@@ -112,4 +112,9 @@ impl<B: Backend> Saved<B> {
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         self.inputs.iter().map(|input| &*input.data).collect()
     }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        self.inputs.iter_mut().map(|input| &mut input.data).collect()
+    }
 }

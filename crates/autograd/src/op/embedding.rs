@@ -1,7 +1,8 @@
 //! Rows of a table, one per token.
 
+use crate::gradients::Gradients;
 use crate::op::Node;
-use crate::parameters::{Gradients, ParameterId, Table};
+use crate::parameters::{ParameterId, Table};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{EmbeddingBackward, EmbeddingForward};
 use isobit_kernels::tensor::U32;
@@ -21,7 +22,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let mut y = self.take(self.layout.tokens * width);
         let (stored, trained) = match table {
             Table::Frozen(frozen) => (frozen.stored(), None),
-            Table::Trained(id) | Table::Tied(id) => (StoredMatrix::F32(&self.parameters.get(*id).value), Some(*id)),
+            Table::Trained(id) | Table::Tied(id) => (StoredMatrix::F32(self.parameters.value(*id)), Some(*id)),
         };
         self.backend.run(EmbeddingForward { y: y.buffer_mut(), table: stored, ids, width });
         let y = self.variable(Rc::new(y), width, trained.is_some());
@@ -40,7 +41,7 @@ impl<B: Backend> Saved<'_, B> {
         let table = if self.tied {
             gradients.reach_tied(tape.backend, self.table, length)
         } else {
-            gradients.reach(self.table)
+            gradients.reach(tape.backend, self.table)
         };
         tape.backend.run(EmbeddingBackward { dtable: table, dy: gradient.buffer(), ids: self.ids, width: self.width });
     }

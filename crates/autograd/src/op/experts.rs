@@ -6,10 +6,11 @@
 //! in slot order ("Combine"). Adapters have one pair of factors per expert.
 
 use crate::arena::Lease;
+use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::op::product4::takes_plain_rows;
 use crate::op::router::{Grouping, Routes};
-use crate::parameters::{Gradients, Matrix, ParameterId};
+use crate::parameters::{Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
     self, ColumnMode, Columns, Combine, CombineBackward, CombineForward, CopyColumns, EmbeddingForward, LowRank,
@@ -203,7 +204,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let low = matrix.adapter.as_ref().map(|adapter| {
             let [a, b] = matrix.factors(adapter, segments);
             let mut low = self.take(count * adapter.rank);
-            let [factor_a, factor_b] = [adapter.a, adapter.b].map(|id| &self.parameters.get(id).value);
+            let [factor_a, factor_b] = [adapter.a, adapter.b].map(|id| self.parameters.value(id));
             self.backend.run(LowRankContract::one(low.buffer_mut(), x.buffer(), factor_a, a));
             if wanted {
                 self.backend.run(LowRankExpand { y: y.buffer_mut(), u: low.buffer(), factor: factor_b, p: b });
@@ -245,7 +246,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
         if let Matrix::Trained(id) = matrix.weight {
             let x = input.expect("the input of trained experts is saved");
             tape.backend.run(ProductGradWeight {
-                dw: gradients.reach(id),
+                dw: gradients.reach(tape.backend, id),
                 dy: dy.buffer(),
                 x: x.buffer(),
                 p,
@@ -266,7 +267,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
         }
         if let Some((adapter, grad_low)) = matrix.adapter.as_ref().zip(grad_low) {
             let [a, _] = matrix.factors(adapter, segments);
-            let factor = &tape.parameters.get(adapter.a).value;
+            let factor = tape.parameters.value(adapter.a);
             tape.backend.run(LowRankExpand { y: dx.buffer_mut(), u: grad_low.buffer(), factor, p: a });
         }
         Some(dx)
@@ -283,15 +284,15 @@ impl<B: Backend> MatrixGradient<'_, B> {
         let (segments, row_starts) = (&self.grouping.grouped.segments, &self.grouping.row_starts);
         let [a, b] = self.matrix.factors(adapter, segments);
         let mut grad_low = tape.take(b.tokens() * adapter.rank);
-        let factor = &tape.parameters.get(adapter.b).value;
+        let factor = tape.parameters.value(adapter.b);
         tape.backend.run(LowRankContract::one(grad_low.buffer_mut(), self.dy.buffer(), factor, b));
         let low = self.low.expect("an adapter saves its low-rank value");
         let x = input.expect("an adapter's input is saved");
-        tape.outer(gradients.reach(adapter.b), low, self.dy, &b, row_starts);
+        tape.outer(gradients.reach(tape.backend, adapter.b), low, self.dy, &b, row_starts);
         if adapter.halves {
-            self.clear_other_halves(tape, adapter.rank, gradients.reach(adapter.b));
+            self.clear_other_halves(tape, adapter.rank, gradients.reach(tape.backend, adapter.b));
         }
-        tape.outer(gradients.reach(adapter.a), &grad_low, x, &a, row_starts);
+        tape.outer(gradients.reach(tape.backend, adapter.a), &grad_low, x, &a, row_starts);
         grad_low
     }
 }
@@ -343,6 +344,11 @@ impl<B: Backend> SavedUp<'_, B> {
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         std::iter::once(&*self.both).chain(self.x.iter().chain(&self.low).map(|tensor| &**tensor)).collect()
     }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        std::iter::once(&mut self.both).chain(self.x.iter_mut()).chain(&mut self.low).collect()
+    }
 }
 
 impl<B: Backend> SavedDown<'_, B> {
@@ -378,5 +384,11 @@ impl<B: Backend> SavedDown<'_, B> {
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         let saved = self.input.iter().chain(&self.rows).chain(&self.low);
         saved.chain([&self.weights.data]).map(|tensor| &**tensor).collect()
+    }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        let saved = self.input.iter_mut().chain(&mut self.rows).chain(&mut self.low);
+        saved.chain([&mut self.weights.data, &mut self.active.data]).collect()
     }
 }

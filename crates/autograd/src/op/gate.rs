@@ -53,4 +53,9 @@ impl<B: Backend> Saved<B> {
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         vec![&self.x.data, &self.gate.data]
     }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        vec![&mut self.x.data, &mut self.gate.data]
+    }
 }

@@ -1,9 +1,10 @@
 //! RMS norm of every head, gated: `weight·norm(h)·silu(z)`.
 
 use crate::arena::Lease;
+use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::op::rms_norm::Norm;
-use crate::parameters::{Gradients, Vector};
+use crate::parameters::Vector;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{GatedNorm, GatedNormBackward, GatedNormForward};
@@ -54,7 +55,7 @@ impl<B: Backend> Saved<'_, B> {
         tape.backend.run(GatedNormBackward {
             dh: dh.buffer_mut(),
             dz: dz.buffer_mut(),
-            dweight: self.weight.id().map(|id| gradients.reach(id)),
+            dweight: self.weight.id().map(|id| gradients.reach(tape.backend, id)),
             dy: gradient.buffer(),
             h: self.h.buffer(),
             z: self.z.buffer(),
@@ -73,5 +74,10 @@ impl<B: Backend> Saved<'_, B> {
 
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         vec![&self.h.data, &self.z.data, &self.inverse]
+    }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        vec![&mut self.h.data, &mut self.z.data, &mut self.inverse]
     }
 }

@@ -1,8 +1,9 @@
 //! LM head and cross-entropy: the last op of a tape. Its gradient starts from the token weights.
 
 use crate::arena::{Lease, RowsLease};
+use crate::gradients::Gradients;
 use crate::op::Node;
-use crate::parameters::{Gradients, Matrix, ParameterId};
+use crate::parameters::{Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
     HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, Product, ProductForward, SliceShape,
@@ -128,7 +129,7 @@ impl<B: Backend> Saved<'_, B> {
             Self::Trained { h, rows, lse, head, id, vocabulary, targets } => {
                 let mut dh = tape.take(h.data.length());
                 let p = tape.head_shape(h.width, vocabulary);
-                let dhead = Some(gradients.reach(id));
+                let dhead = Some(gradients.reach(tape.backend, id));
                 tape.with_head(head, h.width, vocabulary, |operand| {
                     let (labels, weight) = (&targets.labels, &targets.weight);
                     let (dh, rows, h, lse) = (dh.buffer_mut(), rows.slices(), h.buffer(), lse.buffer());

@@ -48,4 +48,9 @@ impl<B: Backend> Saved<B> {
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         vec![&self.x.data, &self.inverse]
     }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        vec![&mut self.x.data, &mut self.inverse]
+    }
 }

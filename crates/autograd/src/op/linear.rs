@@ -2,9 +2,10 @@
 //! once for all of them.
 
 use crate::arena::{Lease, RowsLease};
+use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::op::product4::takes_plain_rows;
-use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
+use crate::parameters::{Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
     self, Add, ApplyDropout, BiasBackward, BiasForward, Contraction, LinearForward, LinearGradInput, LowRank,
@@ -34,7 +35,7 @@ impl<B: Backend> Linear<B> {
     /// their own.
     fn takes_plain_rows(&self) -> bool {
         match &self.weight {
-            Matrix::Frozen(_) | Matrix::Trained(_) => true,
+            Matrix::Frozen(_) | Matrix::Streamed(_) | Matrix::Trained(_) => true,
             Matrix::Quantized(parts) => parts.iter().any(takes_plain_rows),
         }
     }
@@ -170,7 +171,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let segments = [0, self.layout.tokens];
         let p = self.product(&segments, layer);
         let expand = layer.adapter.as_ref().map(|adapter| adapter.factor_b(&segments, layer.outputs));
-        let b = layer.adapter.as_ref().map(|adapter| &self.parameters.get(adapter.b).value);
+        let b = layer.adapter.as_ref().map(|adapter| self.parameters.value(adapter.b));
         let term =
             adapter.zip(b).zip(expand).map(|((saved, factor), p)| LowRankTerm { u: saved.low.buffer(), factor, p });
         let bias = layer.bias.as_ref().map(|bias| bias.value(self.parameters));
@@ -219,7 +220,7 @@ impl<'a, B: Backend> Tape<'a, B> {
                 dropped.push(None);
                 continue;
             };
-            let (factor, p) = (&self.parameters.get(adapter.a).value, adapter.factor_a(&segments, layer.inputs));
+            let (factor, p) = (self.parameters.value(adapter.a), adapter.factor_a(&segments, layer.inputs));
             let part = Contraction { u: low.buffer_mut(), factor, p };
             dropped.push((self.training && adapter.dropout > 0.0).then(|| {
                 let mut dropped = self.take(x.data.length());
@@ -309,6 +310,13 @@ impl<'a, B: Backend> Saved<'a, B> {
         let adapters = adapters.flat_map(|adapter| adapter.dropped.iter().chain([&adapter.low]));
         self.x.iter().chain(adapters).map(|tensor| &**tensor).collect()
     }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        let adapters = self.layers.iter_mut().filter_map(|layer| layer.adapter.as_mut());
+        let adapters = adapters.flat_map(|adapter| adapter.dropped.iter_mut().chain([&mut adapter.low]));
+        self.x.iter_mut().chain(adapters).collect()
+    }
 }
 
 impl<B: Backend> LayerGradients<'_, B> {
@@ -325,20 +333,26 @@ impl<B: Backend> LayerGradients<'_, B> {
         let Self { layer, x, dy, adapter } = self;
         let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
         if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
-            tape.backend.run(BiasBackward { dbias: gradients.reach(id), dy: dy.buffer(), row_starts });
+            tape.backend.run(BiasBackward { dbias: gradients.reach(tape.backend, id), dy: dy.buffer(), row_starts });
         }
         if let Matrix::Trained(id) = layer.weight {
             let segments = [0, tokens];
             let p = tape.product(&segments, layer);
             let x = x.as_ref().expect("a trained layer's input is saved").buffer();
-            tape.backend.run(ProductGradWeight { dw: gradients.reach(id), dy: dy.buffer(), x, p, row_starts });
+            tape.backend.run(ProductGradWeight {
+                dw: gradients.reach(tape.backend, id),
+                dy: dy.buffer(),
+                x,
+                p,
+                row_starts,
+            });
         }
         if let Some(AdapterGradients { adapter, saved, grad_low }) = adapter {
             let segments = [0, tokens];
             let (a, b) = (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
             let input = saved.dropped.as_ref().or(x.as_ref()).expect("an adapter's input is saved");
-            tape.outer(gradients.reach(adapter.b), &saved.low, &dy, &b, row_starts);
-            tape.outer(gradients.reach(adapter.a), &grad_low, input, &a, row_starts);
+            tape.outer(gradients.reach(tape.backend, adapter.b), &saved.low, &dy, &b, row_starts);
+            tape.outer(gradients.reach(tape.backend, adapter.a), &grad_low, input, &a, row_starts);
         }
     }
 }
@@ -346,7 +360,7 @@ impl<B: Backend> LayerGradients<'_, B> {
 /// `dy·B`, the gradient of the low-rank value before its scale.
 fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter, dy: &Lease<B>) -> Lease<B> {
     let segments = [0, tape.layout.tokens];
-    let (factor, p) = (&tape.parameters.get(adapter.b).value, adapter.factor_b(&segments, layer.outputs));
+    let (factor, p) = (tape.parameters.value(adapter.b), adapter.factor_b(&segments, layer.outputs));
     let mut low = tape.take(tape.layout.tokens * adapter.rank);
     tape.backend.run(LowRankContract::one(low.buffer_mut(), dy.buffer(), factor, p));
     low
@@ -365,7 +379,7 @@ fn input_gradient<B: Backend>(
     let p = Product { accumulate: started, ..tape.product(&segments, layer) };
     let expand = low.map(|(adapter, _)| adapter.factor_a(&segments, layer.inputs));
     let term = low.zip(expand).map(|((adapter, low), p)| {
-        let factor = &tape.parameters.get(adapter.a).value;
+        let factor = tape.parameters.value(adapter.a);
         LowRankTerm { u: low.buffer(), factor, p }
     });
     if let Matrix::Quantized(parts) = &layer.weight {
@@ -387,7 +401,7 @@ fn dropped_input_gradient<B: Backend>(
 ) -> Lease<B> {
     let segments = [0, tape.layout.tokens];
     let p = adapter.factor_a(&segments, layer.inputs);
-    let a = &tape.parameters.get(adapter.a).value;
+    let a = tape.parameters.value(adapter.a);
     let mut part = tape.take(dx.length());
     let zeros = tape.backend.zeros(dx.length());
     tape.backend.run(ToF32 { y: part.buffer_mut(), x: StoredMatrix::F32(&zeros) });

@@ -26,7 +26,7 @@ pub(crate) mod swiglu;
 
 use crate::TapeError;
 use crate::arena::Lease;
-use crate::parameters::Gradients;
+use crate::gradients::Gradients;
 use crate::recompute::Recomputation;
 use crate::tape::{Gradient, Tape};
 use isobit_kernels::op::{Add, ToF32};
@@ -57,6 +57,11 @@ pub(crate) enum Node<'a, B: Backend> {
     Recomputation(Recomputation<'a, B>),
     /// Where the nodes of a block begin; the backward pass reaches it once the block is done.
     BlockStart,
+    /// Where they end; `start` is the index of the first.
+    BlockEnd {
+        layer: usize,
+        start: usize,
+    },
 }
 
 impl<'a, B: Backend> Node<'a, B> {
@@ -85,11 +90,40 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::ExpertsUp(saved) => saved.backward(tape, values, gradients),
             Self::ExpertsDown(saved) => saved.backward(tape, values, gradients),
             Self::TokenGate(saved) => saved.backward(tape, values),
-            Self::Head(saved) => saved.backward(tape, values, gradients),
+            Self::Head(saved) => {
+                saved.backward(tape, values, gradients);
+                gradients.leave_block(tape.backend)?;
+            }
             Self::Recomputation(saved) => return saved.backward(tape, values, gradients),
-            Self::BlockStart => tape.catch_up(gradients),
+            Self::BlockStart => return tape.leave_block(gradients),
+            Self::BlockEnd { layer, start } => tape.reenter_block(layer, start),
         }
         Ok(())
+    }
+
+    /// What it saved, to be replaced.
+    pub(crate) fn saved_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        match self {
+            Self::RmsNorm(saved) => saved.tensors_mut(),
+            Self::Linears(saved) => saved.tensors_mut(),
+            Self::Attention(saved) => saved.tensors_mut(),
+            Self::Swiglu(saved) => saved.tensors_mut(),
+            Self::Gate(saved) => saved.tensors_mut(),
+            Self::Conv1d(saved) => saved.tensors_mut(),
+            Self::L2Norm(saved) => saved.tensors_mut(),
+            Self::Decay(saved) => saved.tensors_mut(),
+            Self::DeltaRule(saved) => saved.tensors_mut(),
+            Self::GatedNorm(saved) => saved.tensors_mut(),
+            Self::Router(saved) => saved.tensors_mut(),
+            Self::ExpertsUp(saved) => saved.tensors_mut(),
+            Self::ExpertsDown(saved) => saved.tensors_mut(),
+            Self::TokenGate(saved) => saved.tensors_mut(),
+            Self::Columns(_) | Self::Rope(_) | Self::Add(_) => Vec::new(),
+            // Not inside a block.
+            Self::Embedding(_) | Self::Head(_) | Self::Recomputation(_) | Self::BlockStart | Self::BlockEnd { .. } => {
+                Vec::new()
+            }
+        }
     }
 
     /// The op, and what it saved in the forward pass: for finding where two computations of a block
@@ -114,7 +148,9 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Rope(_) => ("rope", Vec::new()),
             Self::Add(_) => ("add", Vec::new()),
             // Not inside a block.
-            Self::Embedding(_) | Self::Head(_) | Self::Recomputation(_) | Self::BlockStart => ("block", Vec::new()),
+            Self::Embedding(_) | Self::Head(_) | Self::Recomputation(_) | Self::BlockStart | Self::BlockEnd { .. } => {
+                ("block", Vec::new())
+            }
         }
     }
 }

@@ -80,14 +80,18 @@ impl<B: Backend> Tape<'_, B> {
             own = self.ordered_rows(x, part, &p);
             &own
         };
-        self.backend.run(Product4Forward { y: y.buffer_mut(), x: rows.slices(), w: &part.weight, p });
+        part.with_weight(self.backend, |w| {
+            self.backend.run(Product4Forward { y: y.buffer_mut(), x: rows.slices(), w, p });
+        });
     }
 
     /// Slices of rows, with channels in the order of the weight.
     fn ordered_rows(&self, x: &Lease<B>, part: &Quantized<B>, p: &Product) -> RowsLease<B> {
         let shape = SliceShape { rows: p.rows(), width: p.k, profile: p.profile };
         let mut rows = self.arena.rows(self.backend, shape);
-        self.backend.run(Product4Rows { rows: rows.slices_mut(), x: x.buffer(), w: &part.weight, p: *p });
+        part.with_weight(self.backend, |w| {
+            self.backend.run(Product4Rows { rows: rows.slices_mut(), x: x.buffer(), w, p: *p });
+        });
         rows
     }
 
@@ -113,7 +117,9 @@ impl<B: Backend> Tape<'_, B> {
                 one
             });
             let dy = one.as_ref().unwrap_or(dy).buffer();
-            self.backend.run(Product4GradInput { dx: dx.buffer_mut(), dy, w: &part.weight, p });
+            part.with_weight(self.backend, |w| {
+                self.backend.run(Product4GradInput { dx: dx.buffer_mut(), dy, w, p });
+            });
             offset += width;
         }
     }

@@ -1,8 +1,9 @@
 //! RMS norm over the whole width or over each head.
 
 use crate::arena::Lease;
+use crate::gradients::Gradients;
 use crate::op::Node;
-use crate::parameters::{Gradients, Vector};
+use crate::parameters::Vector;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{RmsNorm, RmsNormBackward, RmsNormForward};
@@ -63,7 +64,7 @@ impl<B: Backend> Saved<'_, B> {
         let row_starts: Vec<usize> = tape.layout.row_starts.iter().map(|start| start * groups).collect();
         tape.backend.run(RmsNormBackward {
             dx: dx.buffer_mut(),
-            dweight: self.weight.id().map(|id| gradients.reach(id)),
+            dweight: self.weight.id().map(|id| gradients.reach(tape.backend, id)),
             dy: gradient.buffer(),
             x: self.x.buffer(),
             inverse: self.inverse.buffer(),
@@ -78,5 +79,10 @@ impl<B: Backend> Saved<'_, B> {
 
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         vec![&self.x.data, &self.inverse]
+    }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        vec![&mut self.x.data, &mut self.inverse]
     }
 }

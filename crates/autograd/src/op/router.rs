@@ -7,8 +7,9 @@
 
 use crate::TapeError;
 use crate::arena::{Lease, RowsLease};
+use crate::gradients::Gradients;
 use crate::op::Node;
-use crate::parameters::{Gradients, Matrix};
+use crate::parameters::Matrix;
 use crate::recompute::Contract;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::router::grouped;
@@ -208,7 +209,7 @@ impl<B: Backend> Saved<'_, B> {
         if let Matrix::Trained(id) = router.weight {
             let x = self.x.as_ref().expect("a trained router's input is saved");
             let row_starts = &tape.layout.row_starts;
-            let (dw, dy, x) = (gradients.reach(id), dlogits.buffer(), x.buffer());
+            let (dw, dy, x) = (gradients.reach(tape.backend, id), dlogits.buffer(), x.buffer());
             tape.backend.run(ProductGradWeight { dw, dy, x, p, row_starts });
         }
         if self.needs_gradient {
@@ -224,5 +225,10 @@ impl<B: Backend> Saved<'_, B> {
 
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         self.x.iter().map(|x| &**x).chain([&*self.logits]).collect()
+    }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        self.x.iter_mut().chain([&mut self.logits]).collect()
     }
 }

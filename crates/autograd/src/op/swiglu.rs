@@ -50,4 +50,9 @@ impl<B: Backend> Saved<B> {
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
         vec![&self.gate.data, &self.up.data]
     }
+
+    /// The same, to be replaced.
+    pub(crate) fn tensors_mut(&mut self) -> Vec<&mut Rc<Lease<B>>> {
+        vec![&mut self.gate.data, &mut self.up.data]
+    }
 }

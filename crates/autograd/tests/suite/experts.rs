@@ -167,7 +167,7 @@ fn gradients_are_the_slopes_of_the_loss() {
             let mut at = |step: f32| {
                 let moved: Vec<f32> = start.iter().zip(&direction).map(|(x, d)| x + step * d).collect();
                 let value = net.backend.upload(&moved);
-                net.parameters.get_mut(id).value = value;
+                *net.parameters.get_mut(id).value = value;
                 let (loss, chosen, _) = net.pass(Policy::None);
                 (chosen == expert_indices).then_some(loss)
             };

@@ -4,17 +4,18 @@
 
 use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
-use crate::backend::{Chosen, Job, on_device};
+use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::failure::failed;
 use crate::input;
 use crate::model;
+use crate::plan::gibibytes;
 use crate::split::Split;
 use crate::units::size;
-use isobit_autograd::Policy;
+use isobit_autograd::{Offload, Policy};
 use isobit_kernels::Backend;
 use isobit_kernels::observe::Observed;
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, RandomSource, Trained, WeightSource, build};
+use isobit_models::{Config, LoraConfig, RandomSource, Trained, WeightSource, build_whole};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 use isobit_training::engine::Engine;
@@ -22,7 +23,7 @@ use isobit_training::prepare::{RunError, prepare, step_settings, trained};
 use isobit_training::row::Row;
 use isobit_training::stages::{Divided, Stages};
 use isobit_training::step::{StepError, StepSettings};
-use isobit_training::trainer::Trainer;
+use isobit_training::trainer::{Placement, Trainer};
 use isobit_training::{config, data};
 use serde::Serialize;
 use std::io::Write;
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Model shape: tiny, 0.5B or 1.5B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of Qwen3.5
+    /// Model shape: tiny, 0.5B, 1.5B or 3B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of Qwen3.5
     #[arg(long, default_value = "0.5B")]
     model: String,
     /// Rows per step
@@ -70,6 +71,12 @@ pub(crate) struct Arguments {
     /// Rows computed together (default: all rows of the step)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     micro_batch: Option<u32>,
+    /// What a card keeps in host memory: any of optimizer, activations and weights, with commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with = "config")]
+    offload: Vec<String>,
+    /// The most memory of a card that buffers may take, in GiB: exit 4 beyond it
+    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
+    memory: Option<u64>,
     /// Also time every op; on a device this waits for each op and slows the step
     #[arg(long)]
     breakdown: bool,
@@ -104,10 +111,11 @@ struct Line<'a> {
     breakdown: Vec<Share>,
 }
 
-const SHAPES: [(&str, [usize; 6]); 3] = [
+const SHAPES: [(&str, [usize; 6]); 4] = [
     ("tiny", [256, 768, 8, 8, 4, 4096]),
     ("0.5B", [896, 4864, 24, 14, 2, 151936]),
     ("1.5B", [1536, 8960, 28, 12, 2, 151936]),
+    ("3B", [2048, 11008, 36, 16, 2, 151936]),
 ];
 
 /// What to measure.
@@ -121,26 +129,31 @@ struct Subject {
     settings: Settings,
     step: StepSettings,
     rows: Vec<Row>,
+    /// Layers of each device; empty: equal numbers.
+    layers: Vec<u32>,
+    opening: Opening,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let subject = match &arguments.config {
-        Some(path) => configured(path, &arguments.overrides)?,
+        Some(path) => configured(path, &arguments.overrides, arguments.memory)?,
         None => published(arguments)?,
     };
     // The result says which device it is.
     match subject.devices[..] {
-        [chosen] => on_device(&chosen, true, Measuring { subject, arguments })?,
+        [Chosen::Cpu { .. }] if arguments.memory.is_some() => Err(crate::train::no_card()),
+        [chosen] => on_limited_device(&chosen, arguments.memory, true, Measuring { subject, arguments })?,
         _ => measure_stages(&subject, arguments),
     }
 }
 
-/// With the layers divided among devices, in equal numbers.
+/// With the layers divided among devices.
 fn measure_stages(subject: &Subject, arguments: &Arguments) -> Result<(), Failure> {
     if arguments.breakdown {
         return Err(Failure::usage("ops are timed on one device only", "leave out --breakdown, or name one device"));
     }
-    let stages = Split::equal(subject.devices.clone(), &subject.model)?.stages()?;
+    let split = Split::new(subject.devices.clone(), &subject.layers, &subject.model)?;
+    let stages = split.stages(|_| subject.opening)?;
     std::thread::scope(|scope| {
         let model = Divided { config: &subject.model, source: &*subject.source };
         let engine = Stages::new(scope, model, &subject.settings, true, stages).map_err(|error| failed(&error))?;
@@ -149,7 +162,7 @@ fn measure_stages(subject: &Subject, arguments: &Arguments) -> Result<(), Failur
 }
 
 /// The first update of a config.
-fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
+fn configured(path: &Path, overrides: &[String], limit: Option<u64>) -> Result<Subject, Failure> {
     let settled = config::read(path, overrides).map_err(|error| failed(&RunError::Config(error)))?;
     let mut run = settled.run;
     run.base_model = model::located(&run.base_model);
@@ -165,6 +178,8 @@ fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
         settings: Settings { trained: trained(run), profile: run.profile, positions, seed: run.seed },
         step: step_settings(run),
         rows: first.map(|row| prepared.train[row].clone()).collect(),
+        layers: run.device_layers.clone(),
+        opening: Opening { limit, offload: run.offload, threads: Chosen::host_threads(run.threads as usize)? },
         model: prepared.model,
         source: Box::new(prepared.weights),
     })
@@ -191,6 +206,7 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
     };
     let listed: Vec<&str> = arguments.device.split(',').map(str::trim).collect();
     let devices = Chosen::parse_list(&listed, usize::from(arguments.threads))?;
+    let threads = Chosen::host_threads(arguments.threads.into())?;
     Ok(Subject {
         name: arguments.model.clone(),
         device: names(&devices),
@@ -210,8 +226,18 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
             weight_decay: 0.01,
         },
         rows: (0..arguments.batch).map(|row| random_row(row, arguments.seq, &model)).collect(),
+        layers: Vec::new(),
+        opening: Opening { limit: arguments.memory, offload: offload(arguments)?, threads },
         model,
     })
+}
+
+fn offload(arguments: &Arguments) -> Result<Offload, Failure> {
+    let with = |offload: Offload, name: &String| {
+        let hint = "any of optimizer, activations and weights";
+        offload.with(name).ok_or_else(|| Failure::usage(format!("`{name}` cannot be offloaded"), hint))
+    };
+    arguments.offload.iter().try_fold(Offload::NONE, with)
 }
 
 struct Measuring<'a> {
@@ -233,10 +259,14 @@ impl Job for Measuring<'_> {
 }
 
 fn measure_one<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops: &Times) -> Result<(), Failure> {
-    let Subject { model, source, settings, .. } = subject;
-    let built = build(&backend, model, &**source, settings).map_err(|error| failed(&error.into()))?;
+    let Subject { model, source, settings, opening, .. } = subject;
+    let has_memory = backend.device_peak_bytes().is_some();
+    let offload = if has_memory { opening.offload } else { Offload::NONE };
+    let built = build_whole(&backend, model, &**source, settings, offload).map_err(|error| failed(&error.into()))?;
     let peak = |trainer: &Trainer<B>| trainer.backend.device_peak_bytes();
-    measure(Trainer::new(backend, built), peak, subject, arguments, ops)
+    let placement = Placement::new(offload, true, opening.threads);
+    let trainer = Trainer::placed(backend, built, placement).map_err(|error| failed(&error.into()))?;
+    measure(trainer, peak, subject, arguments, ops)
 }
 
 fn measure<E: Engine>(

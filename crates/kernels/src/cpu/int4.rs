@@ -24,6 +24,7 @@ const TILE_LINES: usize = TILE_DEPTH / CHANNELS_PER_WORD;
 const UNPACKED: usize = 2 * LINE_BYTES;
 
 /// Frozen 4-bit weights with their scales and zero points.
+#[derive(Clone)]
 pub struct QuantizedWeight {
     pub(super) shape: QuantizedShape,
     /// `[weight][16 outputs][line][64]`
@@ -46,12 +47,14 @@ impl Shaped<QuantizedShape> for QuantizedWeight {
     }
 }
 
+#[derive(Clone)]
 enum KeptScales {
     F32(Buffer<f32>),
     F16(Buffer<f16>),
 }
 
 /// How the ordered channels are divided, the same for all weights.
+#[derive(Clone)]
 pub(super) struct Plan {
     /// Places of each group.
     pub(super) starts: Vec<usize>,

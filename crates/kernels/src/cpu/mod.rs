@@ -53,10 +53,12 @@ mod token_slices;
 
 pub use path::Path;
 
+use crate::HostOps;
 use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
-use crate::buffer::{Buffer, Element};
+use crate::buffer::{self, Buffer, Element};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
 use pool::{Pool, THREADS_MAX, TooFewThreads};
+use std::rc::Rc;
 
 /// The thread pool and instruction path, chosen once.
 pub struct Cpu {
@@ -73,6 +75,8 @@ impl Memory for CpuMemory {
     type Rows = slices::SlicedRows;
     type Weight = slices::SlicedWeight;
     type QuantizedWeight = int4::QuantizedWeight;
+    type Host = Self;
+    type HostQuantizedWeight = int4::QuantizedWeight;
 }
 
 /// Why this machine cannot run the requested configuration.
@@ -95,6 +99,16 @@ impl Cpu {
             return Err(CpuError::Threads(threads));
         }
         Ok(Self { pool: Pool::new(threads)?, path, scratch: Scratch::default() })
+    }
+
+    /// The host beside `device`.
+    pub(crate) fn as_host(
+        threads: usize,
+        path: Path,
+        device: &impl Device,
+    ) -> Result<Rc<dyn HostOps<CpuMemory>>, DeviceFailure> {
+        let failed = |error: CpuError| DeviceFailure { device: device.name(), what: error.to_string() };
+        Ok(Rc::new(Self::new(threads, path).map_err(failed)?))
     }
 
     pub fn path(&self) -> Path {
@@ -133,6 +147,39 @@ impl Device for Cpu {
 
     fn download<T: Element>(&self, device: &Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
         Ok(device.to_vec())
+    }
+
+    fn host_zeros<T: Element>(&self, length: usize) -> Buffer<T> {
+        Buffer::zeros(length)
+    }
+
+    fn host_made<T: Element, H: AsRef<[T]>, E>(
+        &self,
+        length: usize,
+        make: impl FnOnce() -> Result<H, E>,
+    ) -> Result<Buffer<T>, E> {
+        buffer::made(length, make)
+    }
+
+    fn save<T: Element>(&self, host: &mut Buffer<T>, device: &Buffer<T>) -> Result<(), DeviceFailure> {
+        host.copy_from_slice(device);
+        Ok(())
+    }
+
+    fn load<T: Element>(&self, device: &mut Buffer<T>, host: &Buffer<T>) {
+        device.copy_from_slice(host);
+    }
+
+    fn save_quantized(&self, weight: int4::QuantizedWeight) -> int4::QuantizedWeight {
+        weight
+    }
+
+    fn load_quantized(&self, host: &int4::QuantizedWeight) -> int4::QuantizedWeight {
+        host.clone()
+    }
+
+    fn host(&self, threads: usize) -> Result<Rc<dyn HostOps<CpuMemory>>, DeviceFailure> {
+        Self::as_host(threads, self.path, self)
     }
 
     fn rows(&self, shape: SliceShape) -> slices::SlicedRows {

@@ -234,6 +234,12 @@ impl Gpu {
         }
     }
 
+    /// Limits the memory of all buffers together. A buffer that would exceed it panics with
+    /// [`OverLimit`](super::OverLimit).
+    pub fn limit_memory(&self, bytes: u64) {
+        self.device.usage.set_limit(usize::try_from(bytes).unwrap_or(usize::MAX));
+    }
+
     pub fn selector(&self) -> Selector {
         self.device.selector
     }
@@ -328,22 +334,39 @@ impl Gpu {
     }
 
     pub(super) fn read<T: Element>(&self, buffer: &GpuBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
-        self.read_by(buffer, |runtime, bytes, handle| runtime.read(bytes, handle))
+        let mut host = vec![T::default(); buffer.len()];
+        self.read_into(&mut host, buffer).map(|()| host)
     }
 
-    /// The contents of a buffer, as `copy` gives them.
+    /// Overwrites a buffer.
+    pub(super) fn write<T: Element>(&self, buffer: &mut GpuBuffer<T>, host: &[T]) {
+        assert_eq!(buffer.len(), host.len(), "as many numbers as the buffer has");
+        if let Some(handle) = buffer.handle().filter(|_| !host.is_empty()) {
+            // SAFETY: elements are plain bytes without padding.
+            let bytes = unsafe { std::slice::from_raw_parts(host.as_ptr().cast::<u8>(), size_of_val(host)) };
+            self.device.attempt(|runtime| runtime.write(handle, bytes));
+        }
+    }
+
+    /// Copies a buffer to the host.
+    pub(super) fn read_into<T: Element>(&self, host: &mut [T], buffer: &GpuBuffer<T>) -> Result<(), DeviceFailure> {
+        self.read_by(host, buffer, |runtime, bytes, handle| runtime.read(bytes, handle))
+    }
+
+    /// Copies a buffer to the host, as `copy` does it.
     pub(super) fn read_by<T: Element>(
         &self,
+        host: &mut [T],
         buffer: &GpuBuffer<T>,
         copy: impl FnOnce(&dyn Runtime, &mut [u8], Handle) -> Answer<()>,
-    ) -> Result<Vec<T>, DeviceFailure> {
-        let mut host = vec![T::default(); buffer.len()];
+    ) -> Result<(), DeviceFailure> {
+        assert_eq!(buffer.len(), host.len(), "as many numbers as the buffer has");
         if let Some(handle) = buffer.handle().filter(|_| !buffer.is_empty()) {
-            // SAFETY: the vector has `buffer.len()` elements, borrowed exclusively; elements have
-            // no padding and any bytes are valid ones (`Element`).
+            // SAFETY: the slice has `buffer.len()` elements, borrowed exclusively; elements have no
+            // padding and any bytes are valid ones (`Element`).
             let bytes = unsafe { std::slice::from_raw_parts_mut(host.as_mut_ptr().cast::<u8>(), buffer.bytes()) };
             self.device.attempt(|runtime| copy(runtime, bytes, handle));
         }
-        self.device.check().map(|()| host)
+        self.device.check()
     }
 }

@@ -25,11 +25,24 @@ struct Memory {
     usage: Rc<Usage>,
 }
 
-/// Current and peak memory of all buffers of a device.
+/// Current and peak memory of all buffers of a device, and the most they may take.
 #[derive(Default)]
 pub(super) struct Usage {
     live: Cell<usize>,
     peak: Cell<usize>,
+    limit: Cell<Option<usize>>,
+}
+
+/// The panic payload when a buffer would exceed the limit on a device's memory, as
+/// [`buffer::OutOfMemory`] is for the host's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    pub device: String,
+    /// Size of the buffer that was not allocated.
+    pub bytes: usize,
+    /// Bytes of the other buffers.
+    pub held: usize,
+    pub limit: usize,
 }
 
 impl Usage {
@@ -44,6 +57,19 @@ impl Usage {
 
     pub(super) fn peak_bytes(&self) -> usize {
         self.peak.get()
+    }
+
+    pub(super) fn set_limit(&self, bytes: usize) {
+        self.limit.set(Some(bytes));
+    }
+
+    /// Panics with [`OverLimit`] if `bytes` more are too much.
+    fn check(&self, bytes: usize, device: &str) {
+        let held = self.live.get();
+        if let Some(limit) = self.limit.get().filter(|limit| held.saturating_add(bytes) > *limit) {
+            let device = device.to_string();
+            std::panic::resume_unwind(Box::new(OverLimit { device, bytes, held, limit }));
+        }
     }
 }
 
@@ -60,6 +86,9 @@ impl<T: Element> GpuBuffer<T> {
     /// Uninitialised.
     pub(super) fn new(gpu: &Gpu, length: usize) -> Self {
         let bytes = length.checked_mul(size_of::<T>());
+        if let Some(bytes) = bytes {
+            gpu.device.usage.check(allocated_bytes(bytes), gpu.device.runtime.name());
+        }
         let handle = match bytes {
             Some(bytes) => gpu.device.attempt(|runtime| runtime.allocate(allocated_bytes(bytes))),
             None => gpu.device.attempt(|_| Err(format!("{length} elements are more than any memory"))),

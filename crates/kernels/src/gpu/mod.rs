@@ -62,15 +62,18 @@ mod weight_hopper;
 pub use cuda::{CompileOnly, CompiledKernel, CompiledProgram};
 pub use device::Gpu;
 pub use devices::{Api, Listing, Selector, is_gpu, list};
-pub use memory::GpuBuffer;
 pub(crate) use memory::PendingRead;
-pub use product4::QuantizedWeight;
+pub use memory::{GpuBuffer, OverLimit};
+pub use product4::{HostQuantizedWeight, QuantizedWeight};
 pub use program::source_line;
 pub use slices::{SlicedRows, SlicedWeight};
 
+use crate::HostOps;
 use crate::backend::{BegunDownload, Device, DeviceFailure, Expected, Memory, Scratch, Workspaces};
-use crate::buffer::Element;
+use crate::buffer::{self, Buffer, Element};
+use crate::cpu::{Cpu, CpuMemory, Path};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
+use std::rc::Rc;
 
 /// Device memory; slices are stored as planes.
 pub struct GpuMemory;
@@ -80,6 +83,8 @@ impl Memory for GpuMemory {
     type Rows = SlicedRows;
     type Weight = SlicedWeight;
     type QuantizedWeight = QuantizedWeight;
+    type Host = CpuMemory;
+    type HostQuantizedWeight = HostQuantizedWeight;
 }
 
 impl Device for Gpu {
@@ -108,12 +113,8 @@ impl Device for Gpu {
     }
 
     fn upload<T: Element>(&self, host: &[T]) -> GpuBuffer<T> {
-        let buffer = GpuBuffer::new(self, host.len());
-        if let Some(handle) = buffer.handle().filter(|_| !host.is_empty()) {
-            // SAFETY: elements are plain bytes without padding.
-            let bytes = unsafe { std::slice::from_raw_parts(host.as_ptr().cast::<u8>(), size_of_val(host)) };
-            self.device.attempt(|runtime| runtime.write(handle, bytes));
-        }
+        let mut buffer = GpuBuffer::new(self, host.len());
+        self.write(&mut buffer, host);
         buffer
     }
 
@@ -132,10 +133,48 @@ impl Device for Gpu {
         begun: &BegunDownload,
         device: &GpuBuffer<T>,
     ) -> Result<Vec<T>, DeviceFailure> {
-        self.read_by(device, |runtime, bytes, handle| match &begun.0 {
+        let mut host = vec![T::default(); device.len()];
+        self.read_by(&mut host, device, |runtime, bytes, handle| match &begun.0 {
             Some(read) => runtime.finish_read(read.number(), bytes),
             None => runtime.read(bytes, handle),
-        })
+        })?;
+        Ok(host)
+    }
+
+    fn overwrite<T: Element>(&self, device: &mut GpuBuffer<T>, host: &[T]) {
+        self.write(device, host);
+    }
+
+    fn host_zeros<T: Element>(&self, length: usize) -> Buffer<T> {
+        Buffer::zeros(length)
+    }
+
+    fn host_made<T: Element, H: AsRef<[T]>, E>(
+        &self,
+        length: usize,
+        make: impl FnOnce() -> Result<H, E>,
+    ) -> Result<Buffer<T>, E> {
+        buffer::made(length, make)
+    }
+
+    fn save<T: Element>(&self, host: &mut Buffer<T>, device: &GpuBuffer<T>) -> Result<(), DeviceFailure> {
+        self.read_into(host, device)
+    }
+
+    fn load<T: Element>(&self, device: &mut GpuBuffer<T>, host: &Buffer<T>) {
+        self.write(device, host);
+    }
+
+    fn save_quantized(&self, weight: QuantizedWeight) -> HostQuantizedWeight {
+        product4::save(self, &weight)
+    }
+
+    fn load_quantized(&self, host: &HostQuantizedWeight) -> QuantizedWeight {
+        product4::load(self, host)
+    }
+
+    fn host(&self, threads: usize) -> Result<Rc<dyn HostOps<CpuMemory>>, DeviceFailure> {
+        Cpu::as_host(threads, Path::best(), self)
     }
 
     fn rows(&self, shape: SliceShape) -> SlicedRows {

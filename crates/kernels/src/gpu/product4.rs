@@ -13,6 +13,7 @@ use super::runtime::Language;
 use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
 use crate::Device;
 use crate::backend::{Checked, Run, Shaped};
+use crate::buffer::{Buffer, Element};
 use crate::op::product4::{AsQuantized, CHANNELS_PER_WORD, QuantizedShape, Scales};
 use crate::op::{Product, Product4Forward, Product4GradInput, Product4Rows};
 use half::f16;
@@ -105,6 +106,15 @@ pub(super) fn quantized_bytes(shape: QuantizedShape) -> usize {
         + order
 }
 
+/// Bytes of such weights in host memory, where starts of groups are not kept.
+pub(super) fn host_quantized_bytes(shape: QuantizedShape) -> usize {
+    let QuantizedShape { count, n, k, half_scales, ordered, .. } = shape;
+    let (places, word) = (count * shape.groups() * n, size_of::<u32>());
+    let scale_bytes = if half_scales { size_of::<f16>() } else { size_of::<f32>() };
+    let order = if ordered == 0 { 0 } else { count * k * word };
+    count * (k / CHANNELS_PER_WORD) * n * word + places + places * scale_bytes + order
+}
+
 pub(super) fn quantized_weight<Q: AsQuantized, E>(
     gpu: &Gpu,
     shape: QuantizedShape,
@@ -142,6 +152,55 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
         starts: gpu.offsets(&starts),
         order: (ordered > 0).then(|| gpu.upload(&order)),
     })
+}
+
+/// The same in host memory, so that none of it is prepared again when it returns.
+pub struct HostQuantizedWeight {
+    shape: QuantizedShape,
+    lines: Buffer<u32>,
+    zeros: Buffer<u8>,
+    group_scales: HostScales,
+    order: Option<Buffer<u32>>,
+}
+
+enum HostScales {
+    F32(Buffer<f32>),
+    F16(Buffer<f16>),
+}
+
+/// Copies to the host. A failure is kept by the device.
+pub(super) fn save(gpu: &Gpu, weight: &QuantizedWeight) -> HostQuantizedWeight {
+    fn copy<T: Element>(gpu: &Gpu, device: &GpuBuffer<T>) -> Buffer<T> {
+        let mut host = Buffer::zeros(device.len());
+        let _ = gpu.read_into(&mut host, device);
+        host
+    }
+    HostQuantizedWeight {
+        shape: weight.shape,
+        lines: copy(gpu, &weight.lines),
+        zeros: copy(gpu, &weight.zeros),
+        group_scales: match &weight.group_scales {
+            KeptScales::F32(scales) => HostScales::F32(copy(gpu, scales)),
+            KeptScales::F16(scales) => HostScales::F16(copy(gpu, scales)),
+        },
+        order: weight.order.as_ref().map(|order| copy(gpu, order)),
+    }
+}
+
+/// Copies to the device.
+pub(super) fn load(gpu: &Gpu, host: &HostQuantizedWeight) -> QuantizedWeight {
+    let starts: Vec<usize> = (0..host.shape.count).flat_map(|_| host.shape.starts()).collect();
+    QuantizedWeight {
+        shape: host.shape,
+        lines: gpu.upload(&host.lines),
+        zeros: gpu.upload(&host.zeros),
+        group_scales: match &host.group_scales {
+            HostScales::F32(scales) => KeptScales::F32(gpu.upload(scales)),
+            HostScales::F16(scales) => KeptScales::F16(gpu.upload(scales)),
+        },
+        starts: gpu.offsets(&starts),
+        order: host.order.as_ref().map(|order| gpu.upload(order)),
+    }
 }
 
 /// Slices rows with their channels in the order of the weight.

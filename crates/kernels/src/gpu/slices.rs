@@ -92,6 +92,10 @@ impl MemoryLayout for Gpu {
     fn quantized_bytes(&self, shape: QuantizedShape) -> usize {
         super::product4::quantized_bytes(shape)
     }
+
+    fn host_quantized_bytes(&self, shape: QuantizedShape) -> usize {
+        super::product4::host_quantized_bytes(shape)
+    }
 }
 
 pub(super) fn rows(gpu: &Gpu, shape: SliceShape) -> SlicedRows {

@@ -19,6 +19,10 @@ pub trait MemoryLayout: Workspaces {
     fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize;
     /// Bytes of 4-bit weights.
     fn quantized_bytes(&self, shape: QuantizedShape) -> usize;
+    /// Bytes of 4-bit weights in host memory.
+    fn host_quantized_bytes(&self, shape: QuantizedShape) -> usize {
+        self.quantized_bytes(shape)
+    }
 }
 
 /// A number of elements.

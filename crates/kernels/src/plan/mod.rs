@@ -11,6 +11,7 @@ mod memory;
 pub use ledger::{Holder, Holdings, MemoryKind, Work};
 pub use memory::{CountedBuffer, CountedQuantizedWeight, CountedRows, CountedWeight, MemoryLayout};
 
+use crate::HostOps;
 use crate::backend::{Bytes, Checked, Device, DeviceFailure, Length, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
@@ -24,18 +25,44 @@ use std::rc::Rc;
 pub struct Counting<L: MemoryLayout> {
     like: Rc<L>,
     ledger: Ledger,
+    /// Host memory beside the device's.
+    host: Ledger,
     scratch: Rc<Scratch<CountedMemory>>,
+}
+
+/// Host memory, for arithmetic without slices and workspaces.
+struct HostLayout;
+
+impl Workspaces for HostLayout {}
+
+impl MemoryLayout for HostLayout {
+    fn name(&self) -> String {
+        "the host".to_string()
+    }
+
+    fn rows_bytes(&self, _: SliceShape) -> usize {
+        unreachable!("nothing is sliced in host memory")
+    }
+
+    fn weight_bytes(&self, _: usize, _: SliceShape) -> usize {
+        unreachable!("nothing is sliced in host memory")
+    }
+
+    fn quantized_bytes(&self, _: QuantizedShape) -> usize {
+        unreachable!("4-bit weights in host memory are stored as the device stores them")
+    }
 }
 
 impl<L: MemoryLayout> Clone for Counting<L> {
     fn clone(&self) -> Self {
-        Self { like: Rc::clone(&self.like), ledger: self.ledger.clone(), scratch: Rc::clone(&self.scratch) }
+        let (ledger, host) = (self.ledger.clone(), self.host.clone());
+        Self { like: Rc::clone(&self.like), ledger, host, scratch: Rc::clone(&self.scratch) }
     }
 }
 
 impl<L: MemoryLayout> Counting<L> {
     pub fn new(like: L) -> Self {
-        Self { like: Rc::new(like), ledger: Ledger::default(), scratch: Rc::default() }
+        Self { like: Rc::new(like), ledger: Ledger::default(), host: Ledger::default(), scratch: Rc::default() }
     }
 
     /// Bytes held now.
@@ -57,6 +84,21 @@ impl<L: MemoryLayout> Counting<L> {
         self.ledger.held_at_peak()
     }
 
+    /// Bytes held now in host memory beside the device's.
+    pub fn host_bytes(&self) -> usize {
+        self.host.bytes()
+    }
+
+    /// Peak bytes held there.
+    pub fn host_bytes_peak(&self) -> usize {
+        self.host.bytes_peak()
+    }
+
+    /// Bytes held there by holder, at their peak.
+    pub fn host_held_at_peak(&self) -> Holdings {
+        self.host.held_at_peak()
+    }
+
     /// The work of each op.
     pub fn work(&self) -> BTreeMap<&'static str, Work> {
         self.ledger.work()
@@ -65,12 +107,18 @@ impl<L: MemoryLayout> Counting<L> {
     /// Resets the peak to the bytes held now, and the work to zero.
     pub fn forget(&self) {
         self.ledger.forget();
+        self.host.forget();
     }
 
     fn buffer<T: Element>(&self, length: usize, at: &'static Location<'static>) -> CountedBuffer<T> {
         let bytes = length.checked_mul(size_of::<T>()).expect("a buffer's byte length fits the address space");
         let claim = self.claim(MemoryKind::Buffer(T::NAME), self.like.buffer_bytes(bytes), at);
         CountedBuffer { length, _claim: claim, element: PhantomData }
+    }
+
+    fn host_buffer<T: Element>(&self, length: usize, at: &'static Location<'static>) -> CountedBuffer<T> {
+        let bytes = length.checked_mul(size_of::<T>()).expect("a buffer's byte length fits the address space");
+        CountedBuffer { length, _claim: self.host.claim(MemoryKind::Buffer(T::NAME), bytes, at), element: PhantomData }
     }
 
     fn claim(&self, kind: MemoryKind, bytes: usize, at: &'static Location<'static>) -> Claim {
@@ -86,6 +134,8 @@ impl Memory for CountedMemory {
     type Rows = CountedRows;
     type Weight = CountedWeight;
     type QuantizedWeight = CountedQuantizedWeight;
+    type Host = Self;
+    type HostQuantizedWeight = CountedQuantizedWeight;
 }
 
 impl<L: MemoryLayout, P: Op<CountedMemory>> Run<P> for Counting<L> {
@@ -138,8 +188,47 @@ impl<L: MemoryLayout> Device for Counting<L> {
         Ok(self.buffer(length, Location::caller()))
     }
 
+    fn overwrite<T: Element>(&self, _: &mut CountedBuffer<T>, _: &[T]) {}
+
     fn download<T: Element>(&self, device: &CountedBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
         Ok(vec![T::default(); device.len()])
+    }
+
+    #[track_caller]
+    fn host_zeros<T: Element>(&self, length: usize) -> CountedBuffer<T> {
+        self.host_buffer(length, Location::caller())
+    }
+
+    #[track_caller]
+    fn host_made<T: Element, H: AsRef<[T]>, E>(
+        &self,
+        length: usize,
+        _make: impl FnOnce() -> Result<H, E>,
+    ) -> Result<CountedBuffer<T>, E> {
+        Ok(self.host_buffer(length, Location::caller()))
+    }
+
+    fn save<T: Element>(&self, _: &mut CountedBuffer<T>, _: &CountedBuffer<T>) -> Result<(), DeviceFailure> {
+        Ok(())
+    }
+
+    fn load<T: Element>(&self, _: &mut CountedBuffer<T>, _: &CountedBuffer<T>) {}
+
+    #[track_caller]
+    fn save_quantized(&self, weight: CountedQuantizedWeight) -> CountedQuantizedWeight {
+        let (shape, bytes) = (weight.shape, self.like.host_quantized_bytes(weight.shape));
+        CountedQuantizedWeight { shape, _claim: self.host.claim(MemoryKind::Weight, bytes, Location::caller()) }
+    }
+
+    #[track_caller]
+    fn load_quantized(&self, host: &CountedQuantizedWeight) -> CountedQuantizedWeight {
+        let (shape, bytes) = (host.shape, self.like.quantized_bytes(host.shape));
+        CountedQuantizedWeight { shape, _claim: self.claim(MemoryKind::Weight, bytes, Location::caller()) }
+    }
+
+    fn host(&self, _threads: usize) -> Result<Rc<dyn HostOps<CountedMemory>>, DeviceFailure> {
+        let (ledger, host) = (self.host.clone(), self.host.clone());
+        Ok(Rc::new(Counting { like: Rc::new(HostLayout), ledger, host, scratch: Rc::default() }))
     }
 
     #[track_caller]

@@ -32,9 +32,11 @@ mod slices;
 mod sum_squares;
 mod swiglu;
 
+use crate::HostOps;
 use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
-use crate::buffer::{Buffer, Element};
+use crate::buffer::{self, Buffer, Element};
 use crate::op::{AsQuantized, QuantizedShape, SliceShape};
+use std::rc::Rc;
 
 /// The backend that is correct by definition.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,6 +53,8 @@ impl Memory for ReferenceMemory {
     type Rows = slices::SlicedRows;
     type Weight = slices::SlicedWeight;
     type QuantizedWeight = product4::QuantizedWeight;
+    type Host = Self;
+    type HostQuantizedWeight = product4::QuantizedWeight;
 }
 
 impl Device for Reference {
@@ -70,6 +74,39 @@ impl Device for Reference {
 
     fn download<T: Element>(&self, device: &Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
         Ok(device.to_vec())
+    }
+
+    fn host_zeros<T: Element>(&self, length: usize) -> Buffer<T> {
+        Buffer::zeros(length)
+    }
+
+    fn host_made<T: Element, H: AsRef<[T]>, E>(
+        &self,
+        length: usize,
+        make: impl FnOnce() -> Result<H, E>,
+    ) -> Result<Buffer<T>, E> {
+        buffer::made(length, make)
+    }
+
+    fn save<T: Element>(&self, host: &mut Buffer<T>, device: &Buffer<T>) -> Result<(), DeviceFailure> {
+        host.copy_from_slice(device);
+        Ok(())
+    }
+
+    fn load<T: Element>(&self, device: &mut Buffer<T>, host: &Buffer<T>) {
+        device.copy_from_slice(host);
+    }
+
+    fn save_quantized(&self, weight: product4::QuantizedWeight) -> product4::QuantizedWeight {
+        weight
+    }
+
+    fn load_quantized(&self, host: &product4::QuantizedWeight) -> product4::QuantizedWeight {
+        host.clone()
+    }
+
+    fn host(&self, _threads: usize) -> Result<Rc<dyn HostOps<ReferenceMemory>>, DeviceFailure> {
+        Ok(Rc::new(*self))
     }
 
     fn rows(&self, shape: SliceShape) -> slices::SlicedRows {

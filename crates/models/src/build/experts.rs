@@ -8,7 +8,7 @@
 
 use crate::ModelError;
 use crate::adapter::{LoraConfig, Trained};
-use crate::build::{Builder, finite, initial_a, only_adapters, stored_finite};
+use crate::build::{Builder, initial_a, only_adapters, stored_finite};
 use crate::config::{Config, ExpertsConfig, Scoring as ScoringConfig};
 use crate::experts::{self, Experts as Loaded, ExpertsShape, GptqExperts, Projection, StoredExperts};
 use crate::files::{Factor, Form};
@@ -17,7 +17,6 @@ use crate::source::StoredTensor;
 use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, Quantized, ROUTER_PROFILE, Router};
 use isobit_kernels::Backend;
 use isobit_kernels::op::low_rank::RANK_MAX;
-use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{Scoring, SliceShape};
 
 /// The two tensors of a layer's experts.
@@ -127,9 +126,8 @@ impl<B: Backend> Builder<'_, B> {
 
     fn router(&mut self, path: &str, c: &ExpertsConfig, trained: bool) -> Result<Router<B>, ModelError> {
         let hidden = self.config.hidden;
-        let name = format!("{path}.weight");
         let weight = if trained {
-            Matrix::Trained(self.trained(&name, &[c.experts, hidden])?)
+            self.trained_matrix(path, c.experts, hidden, ROUTER_PROFILE)?
         } else {
             self.sliced_matrix(path, c.experts, hidden, ROUTER_PROFILE)?
         };
@@ -173,27 +171,29 @@ impl<B: Backend> Builder<'_, B> {
         if trained && matches!(loaded, Loaded::Gptq(_)) {
             return Err(only_adapters(name));
         }
+        let shape_of_one = SliceShape { rows: outputs, width: inputs, profile: self.settings.profile };
         let weight = match loaded {
             Loaded::Gptq(gptq) => {
-                let parts = part.projections().iter().map(|&projection| self.quantised_experts(gptq, projection));
-                Matrix::Quantized(parts.collect::<Result<_, _>>()?)
+                let mut parts = Vec::new();
+                for &projection in part.projections() {
+                    parts.push(self.quantised_experts(gptq, projection)?);
+                }
+                Matrix::Quantized(parts)
             }
             Loaded::Stored(stored) if trained => {
                 let stacked = Self::stacked(part, stored)?;
-                let value = self.backend.upload_made(stacked.length(), || finite(&name, stacked.to_f32()))?;
+                let value = self.trained_value(&name, &stacked)?;
                 let in_file = self.source.name_in_file(&name);
-                let id = self.parameters.add(in_file, vec![shape.experts, outputs, inputs], value, true);
+                let id = self.parameters.add_value(in_file, vec![shape.experts, outputs, inputs], value, true);
                 if let Some(form) = Form::of_experts(self.source, path, part, loaded) {
                     self.forms.insert(id, form);
                 }
-                Matrix::Trained(id)
+                self.trained_in_layer(id, shape.experts, shape_of_one)
             }
             Loaded::Stored(stored) => {
                 let stacked = Self::stacked(part, stored)?;
                 stored_finite(&name, &stacked)?;
-                let frozen = self.frozen(&stacked);
-                let shape_of_one = SliceShape { rows: outputs, width: inputs, profile: self.settings.profile };
-                Matrix::Frozen(sliced_weight(self.backend, frozen.stored(), shape.experts, shape_of_one))
+                self.frozen_matrix(&stacked, shape.experts, shape_of_one)
             }
         };
         let adapter = target
@@ -246,13 +246,12 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     /// A projection of all experts in 4 bits. Reads one expert at a time, then releases its pages.
-    fn quantised_experts(&self, experts: &GptqExperts, projection: Projection) -> Result<Quantized<B>, ModelError> {
+    fn quantised_experts(&mut self, experts: &GptqExperts, projection: Projection) -> Result<Quantized<B>, ModelError> {
         let shape = experts.quantized_shape(projection)?;
-        let weight = self.backend.quantized_weight(shape, |expert| {
+        self.quantized(shape, |expert| {
             let weight = experts.expert(projection, expert)?;
             experts.release_expert(projection, expert);
-            Ok::<_, ModelError>(weight)
-        })?;
-        Ok(Quantized { weight, shape })
+            Ok(weight)
+        })
     }
 }

@@ -18,13 +18,16 @@ use crate::layer::Block;
 use crate::model::{Head, Model, Part};
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use half::{bf16, f16};
-use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Quantized, Table, Vector};
+use isobit_autograd::{
+    Adapter, Frozen, HostNumbers, Linear, Matrix, Norm, Offload, ParameterId, Parameters, Quantized, Streamed,
+    StreamedMatrix, StreamedQuantized, Table, Value, Vector,
+};
 use isobit_kernels::Backend;
 use isobit_kernels::backend::Expected;
 use isobit_kernels::buffer::{Element, elements_of};
-use isobit_kernels::op::SliceShape;
 use isobit_kernels::op::low_rank::RANK_MAX;
 use isobit_kernels::op::slices::sliced_weight;
+use isobit_kernels::op::{AsQuantized, QuantizedShape, SliceShape};
 use isobit_kernels::tensor::F32;
 use isobit_numerics::philox::{Key, Purpose, uniform, word};
 use isobit_numerics::rope::{cos_sin_row, inverse_frequencies};
@@ -33,6 +36,7 @@ use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::rc::Rc;
 
 /// The name of the embedding table.
 const TABLE: &str = "model.embed_tokens.weight";
@@ -61,7 +65,18 @@ pub fn build<B: Backend>(
     source: &dyn WeightSource,
     settings: &Settings,
 ) -> Result<Built<B>, ModelError> {
-    let built = build_part(backend, config, source, settings, &Part::whole(config))?;
+    build_whole(backend, config, source, settings, Offload::NONE)
+}
+
+/// The same, placed as [`build_placed`] says.
+pub fn build_whole<B: Backend>(
+    backend: &B,
+    config: &Config,
+    source: &dyn WeightSource,
+    settings: &Settings,
+    offload: Offload,
+) -> Result<Built<B>, ModelError> {
+    let built = build_placed(backend, config, source, settings, &Part::whole(config), offload)?;
     match settings.trained {
         Trained::Lora(_) if built.parameters.is_empty() => Err(no_adapter()),
         _ => Ok(built),
@@ -82,6 +97,19 @@ pub fn build_part<B: Backend>(
     settings: &Settings,
     part: &Part,
 ) -> Result<Built<B>, ModelError> {
+    build_placed(backend, config, source, settings, part, Offload::NONE)
+}
+
+/// The same, with the matrices of layers in host memory if `offload` says so. Embedding, head, norms
+/// and adapters are on the device.
+pub fn build_placed<B: Backend>(
+    backend: &B,
+    config: &Config,
+    source: &dyn WeightSource,
+    settings: &Settings,
+    part: &Part,
+    offload: Offload,
+) -> Result<Built<B>, ModelError> {
     // Tables and initial values are computed on this thread, after files have been opened.
     isobit_kernels::float_state::restore();
     if let Trained::Lora(lora) = &settings.trained {
@@ -91,7 +119,8 @@ pub fn build_part<B: Backend>(
         backend.prepare(&expected(config, settings.profile));
     }
     let (parameters, forms) = (Parameters::default(), BTreeMap::new());
-    let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0 };
+    let (streams, layer) = (offload.weights, None);
+    let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0, streams, layer };
     let mut model = builder.model(part)?;
     source.release_all();
     model.forms = std::mem::take(&mut builder.forms);
@@ -124,6 +153,10 @@ struct Builder<'a, B: Backend> {
     forms: BTreeMap<ParameterId, Form>,
     /// Number of linear modules so far: the index of the next one, which keys its random numbers.
     modules: u32,
+    /// Whether the matrices of layers are in host memory.
+    streams: bool,
+    /// The layer that is built.
+    layer: Option<usize>,
 }
 
 impl<B: Backend> Builder<'_, B> {
@@ -205,7 +238,9 @@ impl<B: Backend> Builder<'_, B> {
         let mut blocks = Vec::with_capacity(part.layers.len());
         for layer in part.layers.clone() {
             self.modules = firsts[layer];
+            self.layer = Some(layer);
             blocks.push(self.block(layer)?);
+            self.layer = None;
             assert_eq!(self.modules, firsts[layer + 1], "the inventory counts the modules that layer {layer} has");
         }
         Ok(blocks)
@@ -309,7 +344,7 @@ impl<B: Backend> Builder<'_, B> {
     fn matrix(&mut self, path: &str, rows: usize, width: usize, trained: bool) -> Result<Matrix<B>, ModelError> {
         let Some(form) = self.source.quantised(path, rows, width)? else {
             if trained {
-                return Ok(Matrix::Trained(self.trained(&format!("{path}.weight"), &[rows, width])?));
+                return self.trained_matrix(path, rows, width, self.settings.profile);
             }
             return self.sliced_matrix(path, rows, width, self.settings.profile);
         };
@@ -317,16 +352,41 @@ impl<B: Backend> Builder<'_, B> {
             return Err(only_adapters(format!("{}.qweight", self.source.name_in_file(path))));
         }
         let shape = form.shape(rows, width);
-        let weight = self.backend.quantized_weight(shape, |_| match self.source.weight(path, rows, width)? {
-            Weight::Gptq(weight) => Ok::<_, ModelError>(weight),
+        let source = self.source;
+        let quantized = self.quantized(shape, |_| match source.weight(path, rows, width)? {
+            Weight::Gptq(weight) => Ok(weight),
             Weight::Stored(_) => unreachable!("a source that says that it is quantised gives it so"),
         })?;
         self.source.release_weight(path);
-        Ok(Matrix::Quantized(vec![Quantized { weight, shape }]))
+        Ok(Matrix::Quantized(vec![quantized]))
+    }
+
+    /// Weights in 4 bits, where they are to be.
+    fn quantized<Q: AsQuantized>(
+        &mut self,
+        shape: QuantizedShape,
+        make: impl FnMut(usize) -> Result<Q, ModelError>,
+    ) -> Result<Quantized<B>, ModelError> {
+        let weight = self.backend.quantized_weight(shape, make)?;
+        let Some(layer) = self.streamed_layer() else { return Ok(Quantized::new(weight, shape)) };
+        let streamed = StreamedQuantized::new(self.backend.save_quantized(weight));
+        self.parameters.stream(layer, Streamed::Quantized(Rc::clone(&streamed)));
+        Ok(Quantized::streamed(streamed, shape))
+    }
+
+    /// The layer that is built, if its matrices are in host memory.
+    fn streamed_layer(&self) -> Option<usize> {
+        self.layer.filter(|_| self.streams)
     }
 
     /// A frozen matrix whose op takes slices, even if stored in 4 bits.
-    fn sliced_matrix(&self, path: &str, rows: usize, width: usize, profile: Profile) -> Result<Matrix<B>, ModelError> {
+    fn sliced_matrix(
+        &mut self,
+        path: &str,
+        rows: usize,
+        width: usize,
+        profile: Profile,
+    ) -> Result<Matrix<B>, ModelError> {
         let stored = match self.source.weight(path, rows, width)? {
             Weight::Stored(stored) => stored,
             Weight::Gptq(weight) => {
@@ -335,10 +395,52 @@ impl<B: Backend> Builder<'_, B> {
             }
         };
         stored_finite(&format!("{path}.weight"), &stored)?;
-        let frozen = self.frozen(&stored);
-        let matrix = self.sliced_in(profile, &frozen, rows, width);
+        let matrix = self.frozen_matrix(&stored, 1, SliceShape { rows, width, profile });
         self.source.release_weight(path);
         Ok(matrix)
+    }
+
+    /// Frozen matrices, where they are to be.
+    fn frozen_matrix(&mut self, stored: &StoredTensor, count: usize, shape: SliceShape) -> Matrix<B> {
+        let Some(layer) = self.streamed_layer() else {
+            return Matrix::Frozen(sliced_weight(self.backend, self.frozen(stored).stored(), count, shape));
+        };
+        let streamed = StreamedMatrix::new(self.host_numbers(stored), count, shape);
+        self.parameters.stream(layer, Streamed::Matrix(Rc::clone(&streamed)));
+        Matrix::Streamed(streamed)
+    }
+
+    /// The numbers of matrices that are trained, where they are to be.
+    fn trained_value(&self, name: &str, stored: &StoredTensor) -> Result<Value<B>, ModelError> {
+        let made = || finite(name, stored.to_f32());
+        Ok(match self.streamed_layer() {
+            Some(_) => Value::Host(self.backend.host_made(stored.length(), made)?),
+            None => Value::Device(self.backend.upload_made(stored.length(), made)?),
+        })
+    }
+
+    /// Trained matrices of the layer that is built, stacked if there are several.
+    fn trained_in_layer(&mut self, id: ParameterId, count: usize, shape: SliceShape) -> Matrix<B> {
+        if let Some(layer) = self.streamed_layer() {
+            self.parameters.stream(layer, Streamed::Trained { id, count, shape });
+        }
+        Matrix::Trained(id)
+    }
+
+    /// A matrix that is trained.
+    fn trained_matrix(
+        &mut self,
+        path: &str,
+        rows: usize,
+        width: usize,
+        profile: Profile,
+    ) -> Result<Matrix<B>, ModelError> {
+        let name = format!("{path}.weight");
+        let stored = self.source.tensor(&name, &[rows, width])?;
+        let value = self.trained_value(&name, &stored)?;
+        self.source.release(&name);
+        let id = self.parameters.add_value(self.source.name_in_file(&name), vec![rows, width], value, decays(&name));
+        Ok(self.trained_in_layer(id, 1, SliceShape { rows, width, profile }))
     }
 
     fn trained(&mut self, name: &str, shape: &[usize]) -> Result<ParameterId, ModelError> {
@@ -369,12 +471,25 @@ impl<B: Backend> Builder<'_, B> {
         made.unwrap_or_else(|never: Infallible| match never {})
     }
 
-    fn sliced(&self, frozen: &Frozen<B>, rows: usize, width: usize) -> Matrix<B> {
-        self.sliced_in(self.settings.profile, frozen, rows, width)
+    /// Frozen numbers in host memory.
+    fn host_numbers(&self, stored: &StoredTensor) -> HostNumbers<B> {
+        let length = stored.length();
+        let made = match stored.format {
+            FloatFormat::F32 => self.backend.host_made(length, || Ok(stored.to_f32())).map(HostNumbers::F32),
+            FloatFormat::Bf16 => {
+                let numbers = || Ok(stored.bits().map(bf16::from_bits).collect::<Vec<_>>());
+                self.backend.host_made(length, numbers).map(HostNumbers::Bf16)
+            }
+            FloatFormat::F16 => {
+                let numbers = || Ok(stored.bits().map(f16::from_bits).collect::<Vec<_>>());
+                self.backend.host_made(length, numbers).map(HostNumbers::F16)
+            }
+        };
+        made.unwrap_or_else(|never: Infallible| match never {})
     }
 
-    fn sliced_in(&self, profile: Profile, frozen: &Frozen<B>, rows: usize, width: usize) -> Matrix<B> {
-        let shape = SliceShape { rows, width, profile };
+    fn sliced(&self, frozen: &Frozen<B>, rows: usize, width: usize) -> Matrix<B> {
+        let shape = SliceShape { rows, width, profile: self.settings.profile };
         Matrix::Frozen(sliced_weight(self.backend, frozen.stored(), 1, shape))
     }
 

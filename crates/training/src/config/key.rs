@@ -124,6 +124,7 @@ pub const KEYS: &[Key] = &[
     key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0, hip:0, or auto: the first card that works, else the CPU; a list divides the layers among its devices"),
     key(Top, "device_map", &[], Counts, Unset, NO, "layers of each device of a list: { \"cuda:0\" = 14, cpu = 14 }, or [14, 14] in its order; unset: equal numbers that fit"),
     key(Top, "devices_by_rank", &[], Texts, Unset, NO, "the device of each MPI rank, instead of `device`: [\"cuda:0\", \"cpu\"]"),
+    key(Top, "offload", &[], TextOrTexts, Unset, NO, "what a card keeps in host memory, same bits: [\"optimizer\", \"activations\", \"weights\"] or any of them"),
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),
     key(Top, "rank_timeout", &[], Whole, Integer(600), NO, "seconds after which an MPI rank that does not answer counts as lost"),

@@ -176,6 +176,9 @@ fn top(run: &Run) -> Lines {
     if !run.device_layers.is_empty() {
         lines.insert("device_map", Value::List(run.device_layers.iter().map(|&layers| whole(layers)).collect()));
     }
+    if !run.offload.is_none() {
+        lines.insert("offload", Value::texts(&run.offload.names()));
+    }
     if !run.devices_by_rank.is_empty() {
         let of_rank = |devices: &Vec<Device>| devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         lines.insert("devices_by_rank", Value::texts(&run.devices_by_rank.iter().map(of_rank).collect::<Vec<_>>()));

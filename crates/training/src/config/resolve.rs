@@ -9,6 +9,7 @@ use super::run::{Device, Eval, EvalRows, Every, Run};
 use super::table::{CountOrShare, Table, count_or_share, every};
 use super::value::{Origin, Value};
 use crate::data::DATE_DEFAULT;
+use isobit_autograd::Offload;
 use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_numerics::slices::Profile;
 use std::path::PathBuf;
@@ -50,6 +51,7 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         data_workers: top.whole("data_workers", 1..=1024)? as u32,
         rank_timeout: top.whole("rank_timeout", 1..=RANK_TIMEOUT_MAX)? as u32,
         devices_by_rank: devices_by_rank(&top)?,
+        offload: offload(&top)?,
         date: date(&top)?,
         report_to_tensorboard: top.switch("report_to_tensorboard") || reports.iter().any(|to| to == "tensorboard"),
         report_to_html: reports.iter().any(|to| to == "html"),
@@ -138,6 +140,27 @@ fn devices_by_rank(top: &Table<'_>) -> Result<Vec<Vec<Device>>, Error> {
     all.ok_or_else(|| {
         entry.invalid("not a list of devices", "one entry per rank: devices_by_rank = [\"cuda:0\", \"cpu\"]")
     })
+}
+
+/// `offload`: any of its names. The memory of the CPU is the host's, so there is nothing to offload.
+fn offload(top: &Table<'_>) -> Result<Offload, Error> {
+    let Some(entry) = top.get("offload") else { return Ok(Offload::NONE) };
+    let mut offload = Offload::NONE;
+    for name in entry.texts().iter().flat_map(|names| names.split(',')).map(str::trim) {
+        let known = "any of \"optimizer\", \"activations\" and \"weights\"";
+        offload = offload.with(name).ok_or_else(|| entry.invalid(&format!("`{name}` cannot be offloaded"), known))?;
+    }
+    let on_cpu = |devices: &[Device]| devices.iter().all(|device| *device == Device::Cpu);
+    let by_rank = devices_by_rank(top)?;
+    let all_on_cpu = if by_rank.is_empty() { on_cpu(&devices(top)?) } else { by_rank.iter().all(|of| on_cpu(of)) };
+    if offload.is_none() || !all_on_cpu {
+        return Ok(offload);
+    }
+    if entry.rank == 0 && top.get("device").is_some_and(|device| device.rank > 0) {
+        // The command line names another device than the file.
+        return Ok(Offload::NONE);
+    }
+    Err(entry.invalid("the CPU computes in host memory already", "leave it out, or name a card: device = \"cuda:0\""))
 }
 
 /// `opencl:1`, or `opencl` for the first device.

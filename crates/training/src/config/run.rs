@@ -3,7 +3,7 @@
 #![expect(clippy::float_arithmetic, reason = "the length of a run in epochs is a float, on the host")]
 
 use super::value::Value;
-use isobit_autograd::Policy;
+use isobit_autograd::{Offload, Policy};
 use isobit_models::Targets;
 use isobit_numerics::slices::Profile;
 use std::collections::BTreeMap;
@@ -25,6 +25,8 @@ pub struct Run {
     pub data_workers: u32,
     /// Seconds after which a rank that does not answer counts as lost.
     pub rank_timeout: u32,
+    /// What a card keeps in host memory.
+    pub offload: Offload,
     /// The devices of each rank; empty: `devices`, on every rank.
     pub devices_by_rank: Vec<Vec<Device>>,
     /// `YYYY-MM-DD`, for chat templates.

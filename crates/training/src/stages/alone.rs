@@ -90,8 +90,7 @@ impl<B: Backend> Engine for Alone<B> {
         let Trainer { backend, model, parameters, .. } = &self.trainer;
         let table = parameters.iter().next().filter(|_| model.has_split_table());
         if let Some((id, parameter)) = table {
-            let head = backend.upload(&vec![0.0; parameter.length()]);
-            gradients.combine_with(backend, id, &head);
+            gradients.combine_with(backend, id, &vec![0.0; parameter.length()]);
         }
         Ok(())
     }

@@ -17,8 +17,11 @@ use crate::engine::{Engine, Stored};
 use crate::prepare::RunError;
 use crate::row::Row;
 use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
+use crate::trainer::Placement;
+use isobit_autograd::Offload;
 use isobit_kernels::DeviceFailure;
 use isobit_kernels::buffer::OutOfMemory;
+use isobit_kernels::gpu::OverLimit;
 use isobit_models::build::{Settings, no_adapter};
 use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource};
 use isobit_numerics::slices::Profile;
@@ -107,7 +110,7 @@ impl Stages {
                 config: model.config,
                 source: model.source,
                 settings: settings.clone(),
-                with_moments,
+                placement: Placement::new(Offload::NONE, with_moments, 1),
                 part,
                 behind: counts.len() - 1 - at,
                 commands: orders,
@@ -214,7 +217,7 @@ impl Handle {
 
     /// Missing memory is thrown on, as on one device; anything else becomes an error.
     fn panicked(&self, panic: Box<dyn Any + Send>) -> StepError {
-        if panic.is::<OutOfMemory>() {
+        if panic.is::<OutOfMemory>() || panic.is::<OverLimit>() {
             resume_unwind(panic);
         }
         let text = panic.downcast_ref::<&str>().map(ToString::to_string).or(panic.downcast_ref::<String>().cloned());

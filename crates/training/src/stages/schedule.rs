@@ -76,7 +76,7 @@ pub(crate) fn group_gradients<B: Backend>(
     // Tapes borrow their batches, so these stay until the group is done: at most 16 bytes a token.
     let batches: Vec<(Range<usize>, Batch<B>)> =
         micro.map(|rows| (rows.clone(), batch(trainer, group, rows))).collect();
-    let gradients = Gradients::zeros(&trainer.backend, &trainer.parameters);
+    let gradients = trainer.zero_gradients();
     let mut schedule = Schedule { trainer, group, links, gradients, losses: Losses::default() };
     let mut in_flight = VecDeque::new();
     for (at, (rows, batch)) in batches.iter().enumerate() {
@@ -88,6 +88,7 @@ pub(crate) fn group_gradients<B: Backend>(
     while !in_flight.is_empty() {
         schedule.backward(in_flight.pop_front())?;
     }
+    schedule.gradients.rest(&trainer.backend)?;
     Ok((schedule.gradients, schedule.losses))
 }
 
@@ -101,7 +102,9 @@ impl<'a, B: Backend> Schedule<'a, B> {
     fn forward(&mut self, at: usize, rows: Range<usize>, batch: &'a Batch<B>) -> Result<Option<InFlight<'a, B>>, Stop> {
         let Trainer { backend, model, parameters, memory, .. } = self.trainer;
         let StepSettings { profile, policy, .. } = *self.group.settings;
-        let mut tape = Tape::new(backend, parameters, &batch.layout, profile, policy).with_buffers_of(memory);
+        let mut tape = Tape::new(backend, parameters, &batch.layout, profile, policy)
+            .with_buffers_of(memory)
+            .with_activations_on_host(self.trainer.activations_on_host());
         if let Some(coefficient) = model.config.balance {
             let targets = self.group.update.rows[rows.clone()].iter().map(|row| row.target_count()).collect();
             let step_targets = self.group.update.targets;

@@ -7,11 +7,11 @@ use crate::engine::{Engine, Stored};
 use crate::prepare::RunError;
 use crate::row::Row;
 use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
-use crate::trainer::Trainer;
-use isobit_autograd::Gradients;
+use crate::trainer::{Placement, Trainer};
+use isobit_autograd::{Gradients, Offload};
 use isobit_kernels::{Backend, float_state};
 use isobit_models::build::Settings;
-use isobit_models::{Config, Part, TrainedTensor, WeightSource, build_part};
+use isobit_models::{Config, Part, TrainedTensor, WeightSource, build_placed};
 use isobit_numerics::slices::Profile;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,8 +117,7 @@ pub struct Stage<'a> {
     pub(crate) config: &'a Config,
     pub(crate) source: &'a (dyn WeightSource + Sync),
     pub(crate) settings: Settings,
-    /// Whether it holds the optimizer state of its tensors.
-    pub(crate) with_moments: bool,
+    pub(crate) placement: Placement,
     pub(crate) part: Part,
     /// Stages behind this one.
     pub(crate) behind: usize,
@@ -127,17 +126,26 @@ pub struct Stage<'a> {
 }
 
 impl Stage<'_> {
+    /// Keeps in host memory what `offload` says; `threads` compute there.
+    #[must_use]
+    pub fn with_offload(mut self, offload: Offload, threads: usize) -> Self {
+        self.placement = Placement { offload, threads, ..self.placement };
+        self
+    }
+
     /// Serves until the engine is dropped.
     pub fn run<B: Backend>(self, backend: B) {
-        let built = build_part(&backend, self.config, self.source, &self.settings, &self.part);
-        let mut worker = match built {
-            Ok(built) => {
-                let new = if self.with_moments { Trainer::new } else { Trainer::without_moments };
-                Worker { trainer: new(backend, built), behind: self.behind, gradients: BTreeMap::new() }
-            }
+        let offload = self.placement.offload;
+        let built = build_placed(&backend, self.config, self.source, &self.settings, &self.part, offload);
+        let trainer = built.map_err(RunError::from).and_then(|built| {
+            let placed = Trainer::placed(backend, built, self.placement);
+            placed.map_err(RunError::from)
+        });
+        let mut worker = match trainer {
+            Ok(trainer) => Worker { trainer, behind: self.behind, gradients: BTreeMap::new() },
             Err(error) => {
                 // Nobody waits for it any more if another stage failed first.
-                let _ = self.replies.send(Reply::Built(Err(error.into())));
+                let _ = self.replies.send(Reply::Built(Err(error)));
                 return;
             }
         };
@@ -185,7 +193,6 @@ impl<B: Backend> Worker<B> {
                 }
             }
             Command::CombineTable { slot, head } => {
-                let head = trainer.backend.upload(&head);
                 if let (Some(gradients), Some((id, _))) =
                     (self.gradients.get_mut(&slot), trainer.parameters.iter().next())
                 {

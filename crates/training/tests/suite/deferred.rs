@@ -30,7 +30,7 @@ fn gradients(
         built.model.loss(&mut tape, &batch.ids, &batch.targets).expect("a loss");
         tape.backward(&mut gradients).expect("gradients");
     }
-    gradients.combine(cpu, &built.parameters);
+    gradients.combine(cpu);
     let bits = |buffer| cpu.download(buffer).expect("numbers").into_iter().map(f32::to_bits).collect();
     built.parameters.iter().map(|(id, parameter)| (parameter.name.clone(), bits(gradients.get(id)))).collect()
 }

@@ -107,7 +107,7 @@ impl Setup {
             if parameter.name.contains("lora_B") {
                 let values: Vec<f32> =
                     (0..parameter.length()).map(|at| ((at * 37 % 101) as f32 - 50.0) / 500.0).collect();
-                parameter.value = backend.upload(&values);
+                *parameter.value = backend.upload(&values);
             }
         }
         Self { backend, built, profile }

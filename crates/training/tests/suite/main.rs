@@ -14,6 +14,7 @@ mod emulated;
 mod experts;
 mod hard_to_route;
 mod laws;
+mod offload;
 mod plan;
 mod ranks;
 mod ranks_ground;

@@ -5,7 +5,7 @@
 //! its own.
 
 use crate::short_runs::step_settings;
-use isobit_autograd::Policy;
+use isobit_autograd::{Offload, Policy};
 use isobit_conformance::in_own_process;
 use isobit_kernels::Device;
 use isobit_kernels::gpu::{Api, Selector};
@@ -159,9 +159,18 @@ fn stages_against_buffers() {
             for (at, part) in Part::divide(&config, counts).into_iter().enumerate() {
                 let behind = counts.len() - 1 - at;
                 let rows = &all[..PeakOfUpdate::of_stage(6, 1, 1, behind).rows];
-                let (settings, step) = (&settings, &step);
-                let stage =
-                    PlannedStage { part, behind, trained_before, settings, step, rows, group_rows: 6, waiting: 0 };
+                let (settings, step, offload) = (&settings, &step, Offload::NONE);
+                let stage = PlannedStage {
+                    part,
+                    behind,
+                    trained_before,
+                    settings,
+                    step,
+                    rows,
+                    group_rows: 6,
+                    waiting: 0,
+                    offload,
+                };
                 let plan = stage_memory(cpu(), &config, &Shapes::Of(&source), &stage).expect("a plan");
                 assert_eq!(plan.items.values().sum::<usize>(), plan.bytes_peak, "{case}: items and their sum");
                 trained_before |= plan.trained_count > 0;

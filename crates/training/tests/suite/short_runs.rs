@@ -90,7 +90,7 @@ impl Run {
         }
         let mut digests = Vec::new();
         for ((_, parameter), moments) in trainer.parameters.iter().zip(&trainer.moments) {
-            for buffer in [&parameter.value, &moments[0], &moments[1]] {
+            for buffer in [&*parameter.value, &moments[0], &moments[1]] {
                 digests.extend(
                     BegunDigest::new(&trainer.backend, AnyBuffer::F32(buffer))
                         .finish(&trainer.backend)

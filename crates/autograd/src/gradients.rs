@@ -1,0 +1,274 @@
+//! Gradients of the trained tensors in float32, summed over a step.
+//!
+//! They rest on the device or in host memory. In host memory, a gradient comes to the device when an
+//! op adds to it and leaves when its block is done, so that the device holds those of one block.
+//! Parts are added on the device in the same order as without: where a sum waits does not show.
+
+use crate::TapeError;
+use crate::parameters::{ParameterId, Parameters};
+use isobit_kernels::backend::Length;
+use isobit_kernels::op::{Add, Scale, SumSquares};
+use isobit_kernels::tensor::{F32, HostF32, HostMemory};
+use isobit_kernels::{Backend, DeviceFailure, HostOps};
+use std::rc::Rc;
+
+/// What computes on gradients in host memory.
+pub type Host<B> = Rc<dyn HostOps<HostMemory<B>>>;
+
+pub struct Gradients<B: Backend> {
+    all: Vec<Sum<B>>,
+    reached: Vec<bool>,
+    /// Whether deferred parts are still to come.
+    awaited: Vec<bool>,
+    /// The embedding's part of a tied table, separate from the head's: each is a sum over the rows
+    /// of the step on its own; otherwise the order would depend on the micro-batches.
+    tied: Option<(ParameterId, Sum<B>)>,
+    /// None if they rest on the device.
+    host: Option<Host<B>>,
+    /// Bytes that may wait on the device until the group is done.
+    waiting_max: usize,
+}
+
+/// One gradient. Where it is in neither memory, it is zero.
+struct Sum<B: Backend> {
+    length: usize,
+    device: Option<F32<B>>,
+    host: Option<HostF32<B>>,
+}
+
+impl<B: Backend> Sum<B> {
+    fn zero(length: usize) -> Self {
+        Self { length, device: None, host: None }
+    }
+
+    /// On the device, for an op's contribution.
+    fn reach(&mut self, backend: &B) -> &mut F32<B> {
+        let (length, host) = (self.length, &self.host);
+        self.device.get_or_insert_with(|| {
+            let mut device = backend.zeros(length);
+            if let Some(host) = host {
+                backend.load(&mut device, host);
+            }
+            device
+        })
+    }
+
+    /// Moves it to host memory, if it is on the device.
+    fn leave(&mut self, backend: &B) -> Result<(), DeviceFailure> {
+        if let Some(device) = self.device.take() {
+            backend.save(self.host.get_or_insert_with(|| backend.host_zeros(self.length)), &device)?;
+        }
+        Ok(())
+    }
+
+    fn on_device(&self) -> &F32<B> {
+        self.device.as_ref().expect("it rests on the device")
+    }
+
+    fn on_host(&self) -> &HostF32<B> {
+        self.host.as_ref().expect("it rests in host memory")
+    }
+
+    /// The sum of two, where they rest.
+    fn plus(&self, right: &Self, backend: &B, host: Option<&Host<B>>) -> Self {
+        let mut sum = Self::zero(self.length);
+        if let Some(host) = host {
+            let mut y = backend.host_zeros(self.length);
+            host.add(&mut y, self.on_host(), right.on_host());
+            sum.host = Some(y);
+        } else {
+            let mut y = backend.zeros(self.length);
+            backend.run(Add { y: &mut y, a: self.on_device(), b: right.on_device() });
+            sum.device = Some(y);
+        }
+        sum
+    }
+}
+
+impl<B: Backend> Gradients<B> {
+    /// On the device.
+    pub fn zeros(backend: &B, parameters: &Parameters<B>) -> Self {
+        let zeros = |length: usize| Sum { device: Some(backend.zeros(length)), ..Sum::zero(length) };
+        let all = parameters.all.iter().map(|parameter| zeros(parameter.length())).collect();
+        Self::new(all, false, None)
+    }
+
+    /// In host memory. At the end of a block they go there if they are more than `waiting_max`
+    /// bytes, at the end of a group in any case.
+    pub fn zeros_on(host: Host<B>, waiting_max: usize, parameters: &Parameters<B>) -> Self {
+        let all = parameters.all.iter().map(|parameter| Sum::zero(parameter.length())).collect();
+        Self { waiting_max, ..Self::new(all, false, Some(host)) }
+    }
+
+    fn new(all: Vec<Sum<B>>, reached: bool, host: Option<Host<B>>) -> Self {
+        let [reached, awaited] = [reached, false].map(|value| vec![value; all.len()]);
+        Self { all, reached, awaited, tied: None, host, waiting_max: 0 }
+    }
+
+    /// Gradients made elsewhere: a part per parameter, and possibly the embedding's part of a tied
+    /// table, which is the first parameter.
+    pub fn from_parts(backend: &B, host: Option<Host<B>>, parts: &[Vec<f32>], parameters: &Parameters<B>) -> Self {
+        let sum = |part: &Vec<f32>| match &host {
+            None => Sum { device: Some(backend.upload(part)), ..Sum::zero(part.len()) },
+            Some(host) => Sum { host: Some(host.upload(part)), ..Sum::zero(part.len()) },
+        };
+        let mut all: Vec<Sum<B>> = parts.iter().map(sum).collect();
+        let tied = all.split_off(parameters.len()).pop().map(|part| (ParameterId(0), part));
+        Self { tied, ..Self::new(all, true, host) }
+    }
+
+    /// What [`Gradients::from_parts`] takes.
+    pub fn to_parts(&self, backend: &B) -> Result<Vec<Vec<f32>>, DeviceFailure> {
+        let parts = self.all.iter().chain(self.tied.as_ref().map(|(_, part)| part));
+        let numbers = |part: &Sum<B>| match &self.host {
+            None => backend.download(part.on_device()),
+            Some(host) => host.download(part.on_host()),
+        };
+        parts.map(numbers).collect()
+    }
+
+    /// Of gradients on the device.
+    pub fn get(&self, id: ParameterId) -> &F32<B> {
+        self.all[id.0].on_device()
+    }
+
+    /// Of gradients in host memory, once they rest there.
+    pub fn get_on_host(&self, id: ParameterId) -> &HostF32<B> {
+        self.all[id.0].on_host()
+    }
+
+    /// Whether they rest in host memory.
+    pub fn are_on_host(&self) -> bool {
+        self.host.is_some()
+    }
+
+    /// For an op's contribution.
+    pub(crate) fn reach(&mut self, backend: &B, id: ParameterId) -> &mut F32<B> {
+        assert!(!self.awaited[id.0], "an op that does not wait overtakes deferred parts of the same gradient");
+        self.reached[id.0] = true;
+        self.all[id.0].reach(backend)
+    }
+
+    /// For an op that contributes to two parameters at once.
+    pub(crate) fn reach_both(&mut self, backend: &B, a: ParameterId, b: ParameterId) -> (&mut F32<B>, &mut F32<B>) {
+        for id in [a, b] {
+            self.reach(backend, id);
+        }
+        let [a, b] = self.all.get_disjoint_mut([a.0, b.0]).expect("two tensors");
+        (a.reach(backend), b.reach(backend))
+    }
+
+    /// A part of this gradient is deferred; until it arrives no other op may add to it, or the
+    /// order of its parts would change.
+    pub(crate) fn await_deferred(&mut self, id: ParameterId) {
+        self.awaited[id.0] = true;
+    }
+
+    /// The deferred parts arrive now.
+    pub(crate) fn end_deferral(&mut self) {
+        self.awaited.fill(false);
+    }
+
+    /// For the embedding's contribution to a table that is also the head.
+    pub(crate) fn reach_tied(&mut self, backend: &B, id: ParameterId, length: usize) -> &mut F32<B> {
+        self.reached[id.0] = true;
+        self.tied.get_or_insert_with(|| (id, Sum::zero(length))).1.reach(backend)
+    }
+
+    /// A block is done: gradients that rest in host memory go there, unless they are few.
+    pub(crate) fn leave_block(&mut self, backend: &B) -> Result<(), DeviceFailure> {
+        let waiting = |sum: &Sum<B>| sum.device.as_ref().map_or(0, |device| device.len() * size_of::<f32>());
+        let most = self.waiting_max;
+        if self.host.is_some() && self.sums().map(|sum| waiting(sum)).sum::<usize>() > most {
+            self.sums().try_for_each(|sum| sum.leave(backend))?;
+        }
+        Ok(())
+    }
+
+    /// A group is done: all are where they rest.
+    pub fn rest(&mut self, backend: &B) -> Result<(), DeviceFailure> {
+        if self.host.is_none() {
+            return Ok(());
+        }
+        self.sums().try_for_each(|sum| {
+            sum.leave(backend)?;
+            let length = sum.length;
+            sum.host.get_or_insert_with(|| backend.host_zeros(length));
+            Ok(())
+        })
+    }
+
+    fn sums(&mut self) -> impl Iterator<Item = &mut Sum<B>> {
+        self.all.iter_mut().chain(self.tied.as_mut().map(|(_, sum)| sum))
+    }
+
+    /// The sum of the gradients of two groups of rows, tensor by tensor.
+    #[must_use]
+    pub fn plus(mut self, backend: &B, right: Self) -> Self {
+        let host = self.host.clone();
+        let add = |left: &mut Sum<B>, right: &Sum<B>| *left = left.plus(right, backend, host.as_ref());
+        self.all.iter_mut().zip(right.all).for_each(|(left, right)| add(left, &right));
+        // Every group uses the table, or none does: the tape is the same for all rows.
+        if let (Some((_, left)), Some((_, right))) = (&mut self.tied, &right.tied) {
+            add(left, right);
+        }
+        self
+    }
+
+    /// Adds the parts of a tied table: the head's, then the embedding's. Called once, after the
+    /// last group.
+    pub fn combine(&mut self, backend: &B) {
+        if let Some((id, embedding)) = self.tied.take() {
+            self.all[id.0] = self.all[id.0].plus(&embedding, backend, self.host.as_ref());
+        }
+    }
+
+    /// The same where the head's part was formed on another device: `self` has the embedding's.
+    pub fn combine_with(&mut self, backend: &B, id: ParameterId, head: &[f32]) {
+        let mut part = Sum::zero(head.len());
+        match &self.host {
+            None => part.device = Some(backend.upload(head)),
+            Some(host) => part.host = Some(host.upload(head)),
+        }
+        self.all[id.0] = part.plus(&self.all[id.0], backend, self.host.as_ref());
+    }
+
+    /// The sum of the squares of each of the first `count` tensors; synchronises with the device
+    /// once.
+    pub fn sums_of_squares(&self, backend: &B, count: usize) -> Result<Vec<f32>, DeviceFailure> {
+        let own = &self.all[..count];
+        match &self.host {
+            Some(host) => host.sums_of_squares(&own.iter().map(Sum::on_host).collect::<Vec<_>>()),
+            None if own.is_empty() => Ok(Vec::new()),
+            None => {
+                let tensors: Vec<_> = own.iter().map(Sum::on_device).collect();
+                let mut sums = backend.zeros(tensors.len());
+                backend.run(SumSquares { sums: &mut sums, tensors: &tensors });
+                backend.download(&sums)
+            }
+        }
+    }
+
+    /// Multiplies the first `count` tensors by `factor`.
+    pub fn scale(&mut self, backend: &B, count: usize, factor: f32) {
+        let own = &mut self.all[..count];
+        if own.is_empty() {
+            return;
+        }
+        match &self.host {
+            Some(host) => host.scale(own.iter_mut().filter_map(|sum| sum.host.as_mut()).collect(), factor),
+            None => {
+                let tensors = own.iter_mut().filter_map(|sum| sum.device.as_mut()).collect();
+                backend.run(Scale { tensors, factor });
+            }
+        }
+    }
+
+    /// Fails if a trained tensor received no gradient.
+    pub fn check_reached(&self, parameters: &Parameters<B>) -> Result<(), TapeError> {
+        match self.reached.iter().position(|reached| !reached) {
+            None => Ok(()),
+            Some(index) => Err(TapeError::NoGradient { name: parameters.all[index].name.clone() }),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Weights of layers that are kept in host memory: frozen ones in the format of their file or in 4
+//! bits, trained ones in float32. A layer's weights come to the device before the layer is computed,
+//! together with those of the layer after it, and all others leave: the device holds two layers.
+//!
+//! Slices are made on the device each time. They are a function of the numbers, so the bits are
+//! those of slices that stay.
+
+use crate::parameters::{ParameterId, Parameters};
+use half::{bf16, f16};
+use isobit_kernels::op::SliceShape;
+use isobit_kernels::op::slices::sliced_weight;
+use isobit_kernels::tensor::{Buffer, HostBuffer, HostF32, HostQuantizedWeight, QuantizedWeight, Weight};
+use isobit_kernels::{Backend, Element, StoredMatrix};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Frozen numbers in host memory, in their file's format.
+pub enum HostNumbers<B: Backend> {
+    F32(HostF32<B>),
+    Bf16(HostBuffer<B, bf16>),
+    F16(HostBuffer<B, f16>),
+}
+
+/// A frozen matrix, or several stacked ones.
+pub struct StreamedMatrix<B: Backend> {
+    numbers: HostNumbers<B>,
+    count: usize,
+    shape: SliceShape,
+    sliced: RefCell<Option<Rc<Weight<B>>>>,
+}
+
+impl<B: Backend> StreamedMatrix<B> {
+    pub fn new(numbers: HostNumbers<B>, count: usize, shape: SliceShape) -> Rc<Self> {
+        Rc::new(Self { numbers, count, shape, sliced: RefCell::new(None) })
+    }
+
+    pub(crate) fn weight(&self, backend: &B) -> Rc<Weight<B>> {
+        let length = self.count * self.shape.rows * self.shape.width;
+        let slice =
+            |stored: StoredMatrix<'_, B::Memory>| Rc::new(sliced_weight(backend, stored, self.count, self.shape));
+        let make = || match &self.numbers {
+            HostNumbers::F32(host) => slice(StoredMatrix::F32(&loaded(backend, host, length))),
+            HostNumbers::Bf16(host) => slice(StoredMatrix::Bf16(&loaded(backend, host, length))),
+            HostNumbers::F16(host) => slice(StoredMatrix::F16(&loaded(backend, host, length))),
+        };
+        Rc::clone(self.sliced.borrow_mut().get_or_insert_with(make))
+    }
+}
+
+fn loaded<B: Backend, T: Element>(backend: &B, host: &HostBuffer<B, T>, length: usize) -> Buffer<B, T> {
+    let mut device = backend.zeros(length);
+    backend.load(&mut device, host);
+    device
+}
+
+/// Frozen 4-bit weights.
+pub struct StreamedQuantized<B: Backend> {
+    host: HostQuantizedWeight<B>,
+    device: RefCell<Option<Rc<QuantizedWeight<B>>>>,
+}
+
+impl<B: Backend> StreamedQuantized<B> {
+    pub fn new(host: HostQuantizedWeight<B>) -> Rc<Self> {
+        Rc::new(Self { host, device: RefCell::new(None) })
+    }
+
+    pub(crate) fn weight(&self, backend: &B) -> Rc<QuantizedWeight<B>> {
+        let make = || Rc::new(backend.load_quantized(&self.host));
+        Rc::clone(self.device.borrow_mut().get_or_insert_with(make))
+    }
+}
+
+/// A weight of a layer.
+pub enum Streamed<B: Backend> {
+    Matrix(Rc<StreamedMatrix<B>>),
+    Quantized(Rc<StreamedQuantized<B>>),
+    /// The matrix `id`, or `count` stacked ones.
+    Trained {
+        id: ParameterId,
+        count: usize,
+        shape: SliceShape,
+    },
+}
+
+impl<B: Backend> Streamed<B> {
+    fn load(&self, backend: &B, parameters: &Parameters<B>) {
+        match self {
+            Self::Matrix(matrix) => drop(matrix.weight(backend)),
+            Self::Quantized(quantized) => drop(quantized.weight(backend)),
+            Self::Trained { id, count, shape } => drop(parameters.sliced(backend, *id, *count, *shape)),
+        }
+    }
+
+    fn unload(&self, parameters: &Parameters<B>) {
+        match self {
+            Self::Matrix(matrix) => drop(matrix.sliced.replace(None)),
+            Self::Quantized(quantized) => drop(quantized.device.replace(None)),
+            Self::Trained { id, .. } => parameters.drop_slices(*id),
+        }
+    }
+}
+
+/// Which layer comes after one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
+/// The weights in host memory, by layer.
+pub(crate) struct Streams<B: Backend>(BTreeMap<usize, Vec<Streamed<B>>>);
+
+impl<B: Backend> Default for Streams<B> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<B: Backend> Streams<B> {
+    pub(crate) fn add(&mut self, layer: usize, weight: Streamed<B>) {
+        self.0.entry(layer).or_default().push(weight);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn enter(&self, backend: &B, parameters: &Parameters<B>, layer: usize, direction: Direction) {
+        let next = match direction {
+            Direction::Forward => self.0.range(layer + 1..).next(),
+            Direction::Backward => self.0.range(..layer).next_back(),
+        };
+        let next = next.map(|(at, _)| *at);
+        let (wanted, others): (Vec<_>, Vec<_>) = self.0.iter().partition(|(at, _)| **at == layer || Some(**at) == next);
+        others.into_iter().flat_map(|(_, weights)| weights).for_each(|weight| weight.unload(parameters));
+        wanted.into_iter().flat_map(|(_, weights)| weights).for_each(|weight| weight.load(backend, parameters));
+    }
+}
