@@ -1,6 +1,7 @@
 //! What is trained, and which modules get an adapter: PEFT's rules on module paths.
 
 use crate::ModelError;
+use crate::build::{ExpertTensor, expert_target};
 use crate::config::Config;
 use crate::inventory::Inventory;
 use regex::{Regex, RegexBuilder};
@@ -92,11 +93,48 @@ impl LoraConfig {
         lora
     }
 
+    /// The first module or tensor of the model to which another config gives a different adapter,
+    /// with rank and scale of both: configs may spell the same adapter differently.
+    pub fn difference(&self, other: &Self, config: &Config) -> Result<Option<AdapterDifference>, ModelError> {
+        let inventory = Inventory::of(config);
+        for path in inventory.adaptable() {
+            let path = config.module_path(path);
+            let of = |lora: &Self| match lora.of(&path)? {
+                None => lora.of_parameter(&format!("{path}.weight")),
+                target => Ok(target),
+            };
+            let (ours, theirs) = (of(self)?, of(other)?);
+            if ours != theirs {
+                return Ok(Some(AdapterDifference { name: path.into_owned(), ours, theirs }));
+            }
+        }
+        for start in inventory.experts() {
+            let path = start.strip_suffix(".experts.").unwrap_or(start);
+            for part in ExpertTensor::ALL {
+                let of = |lora: &Self| expert_target(config, lora, path, part);
+                let (ours, theirs) = (of(self)?, of(other)?);
+                if ours != theirs {
+                    let [ours, theirs] = [ours, theirs].map(|target| target.map(|of| (of.rank, of.scale)));
+                    return Ok(Some(AdapterDifference { name: format!("{start}{}", part.name()), ours, theirs }));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     fn rank_and_scale(&self, path: &str) -> Result<(usize, f32), ModelError> {
         let rank = pattern_value(&self.rank_pattern, path)?.unwrap_or(self.rank);
         let alpha = pattern_value(&self.alpha_pattern, path)?.unwrap_or(self.alpha);
         Ok((rank, scale(alpha, rank, self.rslora)))
     }
+}
+
+/// A module with different adapters in two configs: rank and scale, if it has one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterDifference {
+    pub name: String,
+    pub ours: Option<(usize, f32)>,
+    pub theirs: Option<(usize, f32)>,
 }
 
 /// In float64, rounded once.

@@ -26,6 +26,7 @@ pub mod run;
 pub mod schedule;
 pub mod signal;
 pub mod stages;
+mod starting_adapter;
 pub mod step;
 pub mod summary;
 pub mod targets;

@@ -6,6 +6,7 @@ use crate::config::{self, Adapter, EvalRows, Fields, Run, Steps};
 use crate::data::{self, DataConfig, DataError, Report, Variables};
 use crate::ranks::RankError;
 use crate::row::{self, Row};
+use crate::starting_adapter;
 use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_kernels::DeviceFailure;
@@ -105,6 +106,8 @@ pub struct Prepared {
     pub eval: Vec<Row>,
     pub report: Report,
     pub identity: Identity,
+    /// The tensor file of the adapter that the run starts from.
+    pub start: Option<PathBuf>,
 }
 
 pub fn prepare(run: Run) -> Result<Prepared, RunError> {
@@ -115,14 +118,16 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     let weights = Weights::new(TensorFiles::open(&run.base_model)?, &model)?;
     let Rows { train, eval, report } = rows(&run, &model)?;
     let steps = run.steps(train.len() as u64);
+    let start = starting_adapter::find(&run, &model)?;
     let identity = Identity {
         run: run.digest(),
         data: Hash::of_bytes(format!("{}{}", row::digest(&train), row::digest(&eval)).as_bytes()).to_string(),
         base: base_digest(&run.base_model, &weights)?.to_string(),
         profile: run.profile.name().to_string(),
         numerics: isobit_numerics::VERSION.to_string(),
+        start: start.as_deref().map(Hash::of_file).transpose()?.map(|digest| digest.to_string()),
     };
-    Ok(Prepared { run, steps, model, weights, train, eval, report, identity })
+    Ok(Prepared { run, steps, model, weights, train, eval, report, identity, start })
 }
 
 /// Checks that the longest rows the config allows fit the positions of the model.

@@ -16,6 +16,7 @@ use crate::ranks::{Team, sharded, update};
 use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
+use crate::starting_adapter;
 use crate::step::{Evaluation, StepReport};
 use crate::tensorboard::EventFile;
 use crate::trainer::{Placement, Trainer};
@@ -121,6 +122,8 @@ pub fn train_with<E: Engine>(
     if let Some(step) = from {
         let opened = first(team, || open(prepared, step))?;
         state.restore(opened.as_ref(), team)?;
+    } else {
+        team.agree_on(starting_adapter::load(prepared, &mut state.engine))?;
     }
     let mut log = first(team, || begin(&state, prepared, from, start, watch))?;
     let trained_count = state.engine.tensors().iter().map(TrainedTensor::length).sum();

@@ -4,6 +4,7 @@
 
 mod bench;
 mod chat;
+mod continued;
 mod data;
 mod demo;
 mod device_lists;

@@ -54,9 +54,9 @@ impl ExpertTensor {
 }
 
 /// The adapter of an expert tensor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ExpertTarget {
-    rank: usize,
+    pub(crate) rank: usize,
     pub(crate) scale: f32,
     /// Stored as adapters of the linear modules of every expert.
     pub(crate) per_expert: bool,

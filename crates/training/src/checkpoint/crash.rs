@@ -17,6 +17,7 @@ pub(super) fn identity() -> Identity {
         base: digest("c"),
         profile: "x2".to_string(),
         numerics: isobit_numerics::VERSION.to_string(),
+        start: None,
     }
 }
 

@@ -98,7 +98,9 @@ pub fn inspect(folder: &Path) -> Result<Progress, Error> {
 }
 
 fn differences(saved: &Identity, wanted: &Identity) -> Vec<IdentityDifference> {
+    let none = "none".to_string();
     let pairs = [
+        ("starting adapter", saved.start.as_ref().unwrap_or(&none), wanted.start.as_ref().unwrap_or(&none)),
         ("numerics version", &saved.numerics, &wanted.numerics),
         ("profile", &saved.profile, &wanted.profile),
         ("base model", &saved.base, &wanted.base),

@@ -67,6 +67,10 @@ pub struct Identity {
     pub profile: String,
     /// Version of the bit contract.
     pub numerics: String,
+    /// Digest of the adapter that the run starts from. Left out where there is none: the identity
+    /// of other runs is what it was before this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<String>,
 }
 
 impl Identity {
@@ -141,7 +145,8 @@ mod tests {
     #[test]
     fn evaluations_find_the_best_and_count_the_others() {
         let name = String::new;
-        let identity = Identity { run: name(), data: name(), base: name(), profile: name(), numerics: name() };
+        let identity =
+            Identity { run: name(), data: name(), base: name(), profile: name(), numerics: name(), start: None };
         let mut progress = Progress::start(identity);
         let mut take = |step, metric| {
             progress.step = step;

@@ -272,7 +272,7 @@ fn adapter(adapter: &Adapter) -> Lines {
 fn lora_lines(lora: &Lora) -> Lines {
     let ranks = lora.rank_pattern.iter().map(|(name, rank)| (name.clone(), whole(*rank)));
     let alphas = lora.alpha_pattern.iter().map(|(name, alpha)| (name.clone(), Value::Number(*alpha)));
-    Lines::from([
+    let mut lines = Lines::from([
         ("alpha_pattern", Value::Table(alphas.collect())),
         ("exclude_modules", Value::texts(&lora.exclude_modules)),
         ("layers_to_transform", Value::List(lora.layers_to_transform.iter().map(|&layer| whole(layer)).collect())),
@@ -291,7 +291,9 @@ fn lora_lines(lora: &Lora) -> Lines {
         ("rank_pattern", Value::Table(ranks.collect())),
         ("type", text("lora")),
         ("use_rslora", Value::Switch(lora.use_rslora)),
-    ])
+    ]);
+    lines.extend(lora.resume_from.as_deref().map(|folder| ("resume_from", path(folder))));
+    lines
 }
 
 impl Scheduler {

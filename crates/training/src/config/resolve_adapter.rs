@@ -6,6 +6,7 @@ use super::table::Table;
 use super::value::Value;
 use isobit_models::Targets;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
     #[derive(Clone, Copy)]
@@ -59,6 +60,7 @@ fn lora(table: &Table<'_>) -> Result<Lora, Error> {
             _ => None,
         })?,
         exclude_modules: names(table, "exclude_modules")?,
+        resume_from: table.text("resume_from")?.map(PathBuf::from),
     })
 }
 

@@ -208,6 +208,8 @@ pub struct Lora {
     pub rank_pattern: BTreeMap<String, u32>,
     pub alpha_pattern: BTreeMap<String, f64>,
     pub exclude_modules: Vec<String>,
+    /// The adapter to start from.
+    pub resume_from: Option<PathBuf>,
 }
 
 /// How long a run is, in updates.

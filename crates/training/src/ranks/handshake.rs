@@ -24,11 +24,13 @@ pub struct Introduction {
 
 impl Introduction {
     pub fn of(prepared: &Prepared) -> Self {
+        let mut keys = prepared.run.keys_of_ranks();
+        keys.extend(prepared.identity.start.clone().map(|digest| ("adapter.resume_from".to_string(), digest)));
         Self {
             program: env!("CARGO_PKG_VERSION").to_string(),
             protocol: PROTOCOL,
             numerics: prepared.identity.numerics.clone(),
-            keys: prepared.run.keys_of_ranks(),
+            keys,
             data: prepared.identity.data.clone(),
             base: prepared.identity.base.clone(),
         }

@@ -16,6 +16,7 @@ fn identity() -> Identity {
         base: "c".repeat(64),
         profile: "x2".to_string(),
         numerics: "isobit-1".to_string(),
+        start: None,
     }
 }
 

@@ -1,0 +1,61 @@
+//! `adapter.resume_from`: a run that starts from an adapter. What it starts from is part of what the
+//! run is; runs that start from nothing are what they were.
+
+use crate::model_folder::{Folder, Shape};
+
+/// Learning nothing, the run ends with the adapter it began with; learning, it goes on from there.
+#[test]
+fn a_run_goes_on_from_an_adapter() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("first", &["max_steps=3"]);
+    let weights = |run: &str| std::fs::read(folder.path(run).join("final/adapter_model.safetensors")).expect("read");
+    for (output, from) in [("still", "adapter.resume_from=first"), ("also", "lora_model_dir=first/final")] {
+        folder.trained(output, &["max_steps=1", "learning_rate=0", "weight_decay=0", from]);
+        assert_eq!(weights(output), weights("first"), "{output}");
+    }
+    let from = "adapter.resume_from=first";
+    folder.trained("on", &["max_steps=4", from]);
+    folder.trained("new", &["max_steps=4"]);
+    assert_ne!(weights("on"), weights("new"));
+    // Killed and resumed, it is the same run.
+    folder.trained("again", &["max_steps=4", from, "save_steps=2"]);
+    assert_eq!(weights("again"), weights("on"));
+    let other = folder.train("again", &["max_steps=4", "--resume", "adapter.resume_from=new"]);
+    other.says(2, &["starting adapter"]);
+    folder.train("again", &["max_steps=4", "--resume"]).says(2, &["starting adapter", "none"]);
+}
+
+/// Old checkpoints have no such field, and runs without a start still write none.
+#[test]
+fn other_runs_keep_their_identity() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("plain", &["max_steps=1", "save_steps=1"]);
+    folder.trained("on", &["max_steps=1", "save_steps=1", "adapter.resume_from=plain"]);
+    let state = |run: &str| folder.text(&format!("{run}/checkpoint-1/state.json"));
+    assert!(!state("plain").contains("\"start\"") && state("on").contains("\"start\""));
+    assert!(!folder.text("plain/config.resolved.toml").contains("resume_from"));
+    assert!(folder.text("on/config.resolved.toml").contains("resume_from = \"plain\""));
+}
+
+#[test]
+fn an_adapter_that_the_config_does_not_describe_is_refused() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("first", &["max_steps=1"]);
+    let from = "adapter.resume_from=first";
+    let refused = |more: &[&str], code: i32, parts: &[&str]| {
+        folder.train("out", &[&["max_steps=1"], more].concat()).says(code, parts);
+        assert!(!folder.has("out"), "{more:?}");
+    };
+    refused(&[from, "lora_r=2"], 2, &["q_proj", "rank 4 and scale 2", "rank 2 and scale 4", "lora_r = 4"]);
+    refused(&[from, "lora_alpha=16"], 2, &["lora_alpha = 8"]);
+    refused(&[from, "lora_target_modules=[\"q_proj\"]"], 2, &["but the config says none"]);
+    refused(&["adapter.resume_from=nowhere"], 2, &["nowhere"]);
+    refused(&["adapter.resume_from=some/adapter"], 2, &["hub"]);
+    refused(&[from, "adapter.type=full"], 2, &["no effect"]);
+    let path = folder.path("first/final/adapter_model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    refused(&[from], 8, &["adapter_model.safetensors"]);
+}
