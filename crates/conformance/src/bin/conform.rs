@@ -48,7 +48,6 @@ enum Kernels {
 }
 
 /// The parsed arguments.
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 #[derive(Default)]
 struct Request {
     ops: Vec<String>,
