@@ -30,6 +30,8 @@ struct Ending {
     tokens: usize,
     from_step: u64,
     peak_bytes: u64,
+    /// Of the device's own memory, if it has any.
+    device_peak_bytes: Option<u64>,
     summary: Summary,
     vocabulary: usize,
     ranks: usize,
@@ -74,6 +76,7 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
         tokens: console.tokens,
         from_step: console.from_step,
         peak_bytes: crate::bench::peak_resident_bytes(),
+        device_peak_bytes: console.device_peak_bytes,
         summary: Summary::of(&run.output_dir, vocabulary)?,
         vocabulary,
         ranks: 1,
@@ -112,8 +115,10 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     let early = if ending.early { ", stopped early" } else { "" };
     let resumed = if *from_step > 0 { format!(" ({from_step} before resuming)") } else { String::new() };
     let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s"));
+    let on_device = |bytes| format!(", {} on the device", size(bytes));
+    let device = ending.device_peak_bytes.map_or(String::new(), on_device);
     lines.push(format!(
-        "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {}",
+        "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {}{device}",
         if *step == 1 { "update" } else { "updates" },
         if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
         size(ending.peak_bytes)
@@ -200,6 +205,9 @@ fn event(run: &Run, ending: &Ending) -> serde_json::Value {
         "best_eval_step": summary.best_eval.map(|measured| measured.step),
         "verdict": summary.verdict.name(),
     });
+    if let Some(bytes) = ending.device_peak_bytes {
+        event["device_peak_bytes"] = bytes.into();
+    }
     if ending.ranks > 1 {
         event["ranks"] = ending.ranks.into();
         event["communication_s"] = ending.communication.into();

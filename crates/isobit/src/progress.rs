@@ -40,6 +40,8 @@ pub(crate) struct Console<'a> {
     pub(crate) from_step: u64,
     /// Seconds spent waiting for other ranks.
     pub(crate) communication: f64,
+    /// Of the device's own memory, if it has any.
+    pub(crate) device_peak_bytes: Option<u64>,
     warned: bool,
     /// Whether an event could not be written.
     events_lost: Cell<bool>,
@@ -126,6 +128,7 @@ impl<'a> Console<'a> {
             tokens: 0,
             from_step: 0,
             communication: 0.0,
+            device_peak_bytes: None,
             warned: false,
             events_lost,
             page: None,
@@ -214,7 +217,7 @@ impl Watch for Console<'_> {
         }
         if self.talk == Talk::Bar {
             let rate = self.tokens as f64 / self.seconds_of_training().max(1e-9);
-            let memory = size(crate::bench::peak_resident_bytes());
+            let memory = size(self.device_peak_bytes.unwrap_or_else(crate::bench::peak_resident_bytes));
             let (loss, eta) = (report.loss, self.eta(step));
             self.bar.set_position(step);
             self.bar
@@ -222,6 +225,10 @@ impl Watch for Console<'_> {
         }
         self.event(json!({"event": "step", "step": step, "loss": report.loss, "grad_norm": report.grad_norm,
             "learning_rate": learning_rate, "tokens": report.tokens}));
+    }
+
+    fn device_memory(&mut self, bytes_peak: u64) {
+        self.device_peak_bytes = Some(bytes_peak);
     }
 
     fn communicated(&mut self, seconds: f64) {

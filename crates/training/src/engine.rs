@@ -77,6 +77,12 @@ pub trait Engine {
     /// Overwrites a tensor.
     fn write(&mut self, tensor: usize, which: Stored, values: Vec<f32>) -> Result<(), StepError>;
 
+    /// Peak bytes of a device's own memory so far. None if there is none, or if several devices
+    /// compute.
+    fn device_peak_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// The gradients of an update, and the sum of its losses.
     fn gradients(
         &self,

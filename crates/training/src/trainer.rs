@@ -317,6 +317,10 @@ impl<B: Backend> Engine for Trainer<B> {
         Ok(())
     }
 
+    fn device_peak_bytes(&self) -> Option<u64> {
+        self.backend.device_peak_bytes()
+    }
+
     fn digests(&self) -> Result<Vec<Digest>, StepError> {
         // All on the device are begun before the first is waited for.
         let begin = |value: &Value<B>| match value {

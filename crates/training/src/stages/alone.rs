@@ -139,6 +139,10 @@ impl<B: Backend> Engine for Alone<B> {
         Ok(schedule::evaluate(&self.trainer, &rows[range], first_row, how, &links)?)
     }
 
+    fn device_peak_bytes(&self) -> Option<u64> {
+        self.trainer.device_peak_bytes()
+    }
+
     fn read(&self, tensor: usize, which: Stored) -> Result<Vec<f32>, StepError> {
         self.trainer.read(tensor, which)
     }

@@ -6,7 +6,7 @@
 
 use crate::short_runs::step_settings;
 use isobit_autograd::{Offload, Policy};
-use isobit_conformance::in_own_process;
+use isobit_conformance::{devices_or_skips, in_own_process};
 use isobit_kernels::Device;
 use isobit_kernels::gpu::{Api, Selector};
 use isobit_kernels::plan::{Counting, MemoryLayout};
@@ -114,6 +114,29 @@ fn plan_against_buffers() {
                 counting.scratch().clear();
                 assert_eq!(counting.bytes(), 0, "{case}: everything is given back");
             }
+        }
+    }
+}
+
+/// Where there is a device: apart from small tables, its buffers take what the plan says.
+#[test]
+fn the_plan_is_what_a_device_reports() {
+    const CASES: [(&str, Policy); 2] = [("qwen2-bf16", Policy::Full), ("qwen3moe-aux", Policy::None)];
+    let test = concat!(module_path!(), "::the_plan_is_what_a_device_reports");
+    for (model, policy) in CASES {
+        // Opened anew for every model: a device reports its peak since then.
+        for gpu in devices_or_skips(test) {
+            let files = TensorFiles::open(&folder(model)).expect("weights");
+            let source = Weights::new(files, &config(model)).expect("known names");
+            let settings = settings(lora(0.0), Profile::X2);
+            let step = step_settings(Profile::X2, policy, 5);
+            let counting = Counting::new(gpu.clone());
+            drop(train(counting.clone(), model, &Shapes::Of(&source), &settings, &step));
+            let real = train(gpu, model, &source, &settings, &step);
+            let reported = real.device_peak_bytes().expect("a device has memory") as usize;
+            let planned = counting.bytes_peak();
+            let apart = reported.abs_diff(planned);
+            assert!(apart * 100 <= planned * 3, "{model}: {reported} bytes reported, {planned} planned");
         }
     }
 }
