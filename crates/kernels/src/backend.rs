@@ -60,6 +60,7 @@ ops! {
     head_loss: HeadLossForward, HeadLossBackward, HeadLossStep;
 
     router: RouterChoose, RouterWeights, RouterBackward;
+    grouping: GroupRows;
     balance: BalanceForward, BalanceBackward;
     combine: CombineForward, CombineBackward;
 
@@ -277,6 +278,9 @@ pub trait Workspaces {
         self.head_loss(p)
     }
     fn balance(&self, _row_starts: &[usize], _experts: usize) -> usize {
+        0
+    }
+    fn grouping(&self, _row_starts: &[usize], _experts: usize) -> usize {
         0
     }
     /// Of a sum over tokens for each of `width` columns.

@@ -12,7 +12,6 @@ use crate::op::router::{Grouping, Router};
 use crate::tape::Tape;
 use isobit_kernels::Backend;
 use isobit_kernels::op::BalanceForward;
-use isobit_kernels::op::router::expert_counts;
 use isobit_kernels::tensor::F32;
 use std::rc::Rc;
 
@@ -42,8 +41,8 @@ pub struct BalanceSums {
 pub(crate) struct Collected<B: Backend> {
     pub(crate) balance: Balance,
     experts: usize,
-    /// `[rows, experts]`, over all layers.
-    counts: Vec<u64>,
+    /// The choices of each layer.
+    groupings: Vec<Rc<Grouping<B>>>,
     /// `[rows, experts]` per layer.
     sums: Vec<F32<B>>,
     /// The gradient of the sums, the same for every layer.
@@ -52,7 +51,7 @@ pub(crate) struct Collected<B: Backend> {
 
 impl<B: Backend> Collected<B> {
     pub(crate) fn new(balance: Balance) -> Self {
-        Self { balance, experts: 0, counts: Vec::new(), sums: Vec::new(), share: None }
+        Self { balance, experts: 0, groupings: Vec::new(), sums: Vec::new(), share: None }
     }
 
     /// For the tape of a recomputation, which only plays backward.
@@ -70,15 +69,11 @@ impl<B: Backend> Tape<'_, B> {
         self
     }
 
-    pub(crate) fn note_balance(&mut self, logits: &Lease<B>, grouping: &Grouping<B>, router: &Router<B>) {
+    pub(crate) fn note_balance(&mut self, logits: &Lease<B>, grouping: &Rc<Grouping<B>>, router: &Router<B>) {
         let Some(collected) = &mut self.collected else { return };
         let (row_starts, experts) = (&self.layout.row_starts, router.experts);
-        let counts = expert_counts(&grouping.expert_indices, router.chosen, experts, row_starts);
         collected.experts = experts;
-        collected.counts.resize(counts.len(), 0);
-        for (sum, count) in collected.counts.iter_mut().zip(counts) {
-            *sum += u64::from(count);
-        }
+        collected.groupings.push(Rc::clone(grouping));
         let mut sums = self.backend.zeros((row_starts.len() - 1) * experts);
         self.backend.run(BalanceForward { sums: &mut sums, logits: logits.buffer(), row_starts, experts });
         collected.sums.push(sums);
@@ -100,12 +95,15 @@ impl<B: Backend> Tape<'_, B> {
         let Some(collected) = &self.collected else { return Ok(None) };
         let mut all = before.unwrap_or_default();
         if collected.experts > 0 {
+            let length = (self.layout.row_starts.len() - 1) * collected.experts;
             all.experts = collected.experts;
-            all.counts.resize(collected.counts.len(), 0);
-            all.pooled.resize(collected.counts.len(), 0.0);
+            all.counts.resize(length, 0);
+            all.pooled.resize(length, 0.0);
         }
-        for (sum, count) in all.counts.iter_mut().zip(&collected.counts) {
-            *sum += count;
+        for grouping in &collected.groupings {
+            for (sum, count) in all.counts.iter_mut().zip(&grouping.wait(self)?.counts) {
+                *sum += u64::from(*count);
+            }
         }
         // ORDER: layer after layer.
         for sums in &collected.sums {

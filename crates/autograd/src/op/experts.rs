@@ -5,6 +5,7 @@
 //! one matrix (gate rows, then up rows), SwiGLU and down, and the results are weighted and summed
 //! in slot order ("Combine"). Adapters have one pair of factors per expert.
 
+use crate::TapeError;
 use crate::arena::Lease;
 use crate::gradients::Gradients;
 use crate::op::Node;
@@ -13,9 +14,9 @@ use crate::op::router::{Grouping, Routes};
 use crate::parameters::{Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
-    self, ColumnMode, Columns, Combine, CombineBackward, CombineForward, CopyColumns, EmbeddingForward, LowRank,
-    LowRankContract, LowRankExpand, Place, Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape,
-    SwigluPairsBackward, SwigluPairsForward,
+    self, ColumnMode, Columns, Combine, CombineBackward, CombineForward, CopyColumns, EmbeddingForward, GroupSizes,
+    LowRank, LowRankContract, LowRankExpand, Place, Product, ProductForward, ProductGradInput, ProductGradWeight,
+    SliceShape, SwigluPairsBackward, SwigluPairsForward,
 };
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
@@ -99,13 +100,20 @@ pub(crate) struct SavedDown<'a, B: Backend> {
 impl<'a, B: Backend> Tape<'a, B> {
     /// `silu(gate)·up` of every pair of a token and one of its experts: a value with
     /// `tokens · slots` rows.
-    pub fn experts_up(&mut self, x: &Variable<B>, routes: &Routes<B>, experts: &'a Experts<B>) -> Variable<B> {
+    pub fn experts_up(
+        &mut self,
+        x: &Variable<B>,
+        routes: &Routes<B>,
+        experts: &'a Experts<B>,
+    ) -> Result<Variable<B>, TapeError> {
         let matrix = &experts.gate_up;
         assert_eq!(matrix.inputs, x.width, "inputs of experts");
         let (grouping, width) = (Rc::clone(&routes.grouping), matrix.outputs / 2);
         let rows = self.gathered(&x.data, &grouping, x.width);
-        let (both, low) = self.grouped_product(&rows, matrix, &grouping, true);
+        let (both, low) = self.grouped_product(&rows, matrix, &grouping, true)?;
         drop(rows);
+        // Rows per expert: they determine the sizes of the experts' products.
+        self.trace.note("router", &grouping.known().sizes.counts());
         let mut data = self.take(both.length() / 2);
         self.backend.run(SwigluPairsForward { h: data.buffer_mut(), both: both.buffer(), width });
         let y = self.variable(Rc::new(data), width, x.needs_gradient || matrix.needs_input());
@@ -125,7 +133,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             let lengths: Vec<usize> = saved.tensors().iter().map(|tensor| tensor.length()).collect();
             self.record("experts_up", &lengths, || Node::ExpertsUp(saved));
         }
-        y
+        Ok(y)
     }
 
     /// The sum over each token's experts. Unless `wanted`, computes only what the backward pass
@@ -136,11 +144,11 @@ impl<'a, B: Backend> Tape<'a, B> {
         routes: &Routes<B>,
         experts: &'a Experts<B>,
         wanted: bool,
-    ) -> Variable<B> {
+    ) -> Result<Variable<B>, TapeError> {
         let matrix = &experts.down;
         let (grouping, weights) = (Rc::clone(&routes.grouping), routes.weights.clone());
         let keeps_rows = weights.needs_gradient;
-        let (rows, low) = self.grouped_product(&active.data, matrix, &grouping, wanted || keeps_rows);
+        let (rows, low) = self.grouped_product(&active.data, matrix, &grouping, wanted || keeps_rows)?;
         let rows = Rc::new(rows);
         let mut y = self.take(self.layout.tokens * matrix.outputs);
         if wanted {
@@ -164,7 +172,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             let lengths: Vec<usize> = saved.tensors().iter().map(|tensor| tensor.length()).collect();
             self.record("experts_down", &lengths, || Node::ExpertsDown(saved));
         }
-        y
+        Ok(y)
     }
 
     fn combine(&self, slots: usize, width: usize) -> Combine {
@@ -173,7 +181,7 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     /// A copy of a token's row for each of its experts.
     fn gathered(&self, x: &Lease<B>, grouping: &Grouping<B>, width: usize) -> Lease<B> {
-        let mut rows = self.take(grouping.grouped.tokens.len() * width);
+        let mut rows = self.take(grouping.rows() * width);
         let (table, ids) = (StoredMatrix::F32(x.buffer()), &grouping.tokens);
         self.backend.run(EmbeddingForward { y: rows.buffer_mut(), table, ids, width });
         rows
@@ -187,15 +195,19 @@ impl<'a, B: Backend> Tape<'a, B> {
         matrix: &ExpertMatrix<B>,
         grouping: &Grouping<B>,
         wanted: bool,
-    ) -> (Lease<B>, Option<Rc<Lease<B>>>) {
-        let (segments, count) = (&grouping.grouped.segments, grouping.grouped.tokens.len());
+    ) -> Result<(Lease<B>, Option<Rc<Lease<B>>>), TapeError> {
+        let count = grouping.rows();
         let mut y = self.take(count * matrix.outputs);
+        // Before the host waits for the sizes of the groups: the device slices in the meantime.
+        let sliced = match &matrix.weight {
+            Matrix::Quantized(parts) => parts.iter().filter(|part| takes_plain_rows(part)).count() > 1,
+            _ => true,
+        };
+        let sliced = (wanted && sliced).then(|| self.slice_in(self.profile, count, x, matrix.inputs));
+        let segments = &grouping.wait(self)?.sizes.segments;
         if let (true, Matrix::Quantized(parts)) = (wanted, &matrix.weight) {
-            let plain = parts.iter().filter(|part| takes_plain_rows(part)).count() > 1;
-            let rows = plain.then(|| self.slice_in(self.profile, count, x, matrix.inputs));
-            self.quantized_forward(&mut y, x, rows.as_ref(), parts, segments);
-        } else if wanted {
-            let sliced = self.slice_in(self.profile, count, x, matrix.inputs);
+            self.quantized_forward(&mut y, x, sliced.as_ref(), parts, segments);
+        } else if let Some(sliced) = sliced {
             let p = self.expert_product(segments, matrix);
             self.with_experts(matrix, |operand| {
                 self.backend.run(ProductForward { y: y.buffer_mut(), x: sliced.slices(), w: operand, p });
@@ -211,7 +223,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             }
             Rc::new(low)
         });
-        (y, low)
+        Ok((y, low))
     }
 
     fn expert_product<'s>(&self, segments: &'s [usize], matrix: &ExpertMatrix<B>) -> Product<'s> {
@@ -241,7 +253,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
         wanted: bool,
     ) -> Option<Lease<B>> {
         let Self { matrix, grouping, dy, .. } = *self;
-        let segments = &grouping.grouped.segments;
+        let GroupSizes { segments, row_starts } = &grouping.known().sizes;
         let p = tape.expert_product(segments, matrix);
         if let Matrix::Trained(id) = matrix.weight {
             let x = input.expect("the input of trained experts is saved");
@@ -250,7 +262,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
                 dy: dy.buffer(),
                 x: x.buffer(),
                 p,
-                row_starts: &grouping.row_starts,
+                row_starts,
             });
         }
         let grad_low = matrix.adapter.as_ref().map(|adapter| self.adapter(tape, adapter, input, gradients));
@@ -281,7 +293,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
         input: Option<&Lease<B>>,
         gradients: &mut Gradients<B>,
     ) -> Lease<B> {
-        let (segments, row_starts) = (&self.grouping.grouped.segments, &self.grouping.row_starts);
+        let GroupSizes { segments, row_starts } = &self.grouping.known().sizes;
         let [a, b] = self.matrix.factors(adapter, segments);
         let mut grad_low = tape.take(b.tokens() * adapter.rank);
         let factor = tape.parameters.value(adapter.b);

@@ -12,14 +12,15 @@ use crate::op::Node;
 use crate::parameters::Matrix;
 use crate::recompute::Contract;
 use crate::tape::{Gradient, Tape, Variable};
-use isobit_kernels::op::router::grouped;
+use isobit_kernels::backend::{BegunDownload, Length};
 use isobit_kernels::op::{
-    BalanceBackward, Grouped, Product, ProductForward, ProductGradInput, ProductGradWeight, Router as Shape,
-    RouterBackward, RouterChoose, RouterWeights, Scoring, SliceRows, SliceShape,
+    BalanceBackward, GroupRows, GroupSizes, Product, ProductForward, ProductGradInput, ProductGradWeight,
+    Router as Shape, RouterBackward, RouterChoose, RouterWeights, Scoring, SliceRows, SliceShape,
 };
 use isobit_kernels::tensor::{F32, U32};
 use isobit_kernels::{Backend, Matrix as Operand};
 use isobit_numerics::slices::Profile;
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 /// The profile of every router, regardless of the model's.
@@ -49,15 +50,57 @@ impl<B: Backend> Router<B> {
     }
 }
 
-/// Which experts the tokens of a layer go to, on the host and on the device.
+/// Which experts the tokens of a layer go to, on the device. The host reads only how many each
+/// expert gets, and only when a product of experts is about to be enqueued: copies of the tokens and
+/// their slices do not wait for it.
 pub(crate) struct Grouping<B: Backend> {
-    pub(crate) expert_indices: Vec<u32>,
-    pub(crate) grouped: Grouped,
-    /// Where rows of data start within the grouped rows.
-    pub(crate) row_starts: Vec<usize>,
-    pub(crate) device_indices: U32<B>,
+    pub(crate) indices: U32<B>,
+    /// The token of each grouped row.
     pub(crate) tokens: U32<B>,
+    /// The grouped row of each pair of a token and a slot.
     pub(crate) places: U32<B>,
+    /// `[rows of data, experts]`
+    counts: U32<B>,
+    begun: BegunDownload,
+    known: OnceCell<Known>,
+}
+
+/// What the host knows of a grouping.
+pub(crate) struct Known {
+    /// `[rows of data, experts]`: how often each expert was chosen.
+    pub(crate) counts: Vec<u32>,
+    pub(crate) sizes: GroupSizes,
+}
+
+impl<B: Backend> Grouping<B> {
+    /// Number of grouped rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Waits for the counts, once.
+    pub(crate) fn wait(&self, tape: &Tape<B>) -> Result<&Known, TapeError> {
+        if self.known.get().is_none() {
+            let mut counts = tape.backend.finish_download(&self.begun, &self.counts)?;
+            let row_starts = &tape.layout.row_starts;
+            let experts = counts.len() / (row_starts.len() - 1).max(1);
+            if self.rows() > 0 && counts.iter().all(|count| *count == 0) {
+                // A backend that computes nothing: all rows go to the first expert.
+                let slots = self.rows() / tape.layout.tokens;
+                for (counts, row) in counts.chunks_exact_mut(experts).zip(row_starts.windows(2)) {
+                    counts[0] = ((row[1] - row[0]) * slots) as u32;
+                }
+            }
+            let sizes = GroupSizes::new(&counts, experts);
+            let _ = self.known.set(Known { counts, sizes });
+        }
+        Ok(self.known())
+    }
+
+    /// What the host knows, after [`Grouping::wait`].
+    pub(crate) fn known(&self) -> &Known {
+        self.known.get().expect("the forward pass of the experts has waited")
+    }
 }
 
 /// A layer's expert indices, and their weights as a value of the tape.
@@ -88,12 +131,12 @@ pub(crate) struct Saved<'a, B: Backend> {
 impl<'a, B: Backend> Tape<'a, B> {
     /// Chooses the experts of every token, or reuses the expert indices of the forward pass, and
     /// computes their weights.
-    pub fn route(&mut self, x: &Variable<B>, router: &'a Router<B>) -> Result<Routes<B>, TapeError> {
+    pub fn route(&mut self, x: &Variable<B>, router: &'a Router<B>) -> Routes<B> {
         let shape = router.shape(self.layout.tokens);
         let logits = Rc::new(self.router_logits(x, router));
         // The weights cover only the chosen experts, so the logits are an end too.
         self.end(&logits);
-        let grouping = self.grouping(&logits, router, &shape)?;
+        let grouping = self.grouping(&logits, router, &shape);
         if !self.recomputing {
             self.note_balance(&logits, &grouping, router);
         }
@@ -101,7 +144,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.backend.run(RouterWeights {
             weights: weights.buffer_mut(),
             logits: logits.buffer(),
-            indices: &grouping.device_indices,
+            indices: &grouping.indices,
             p: shape,
         });
         let trained = matches!(router.weight, Matrix::Trained(_));
@@ -117,15 +160,14 @@ impl<'a, B: Backend> Tape<'a, B> {
                 grouping: Rc::clone(&grouping),
                 output: weights.id,
             };
-            // Rows per expert: they determine the sizes of the experts' tensors.
-            self.record("router", &grouping.grouped.counts(), || Node::Router(saved));
+            self.record("router", &[saved.logits.length()], || Node::Router(saved));
         }
-        Ok(Routes { grouping, weights })
+        Routes { grouping, weights }
     }
 
     /// The experts of every token so far, strongest first, layer by layer.
-    pub fn expert_indices(&self) -> impl Iterator<Item = &[u32]> {
-        self.groupings.iter().map(|grouping| grouping.expert_indices.as_slice())
+    pub fn expert_indices(&self) -> Result<Vec<Vec<u32>>, TapeError> {
+        self.groupings.iter().map(|grouping| Ok(self.backend.download(&grouping.indices)?)).collect()
     }
 
     /// Whether a recomputation reuses the expert indices of the forward pass; otherwise it chooses
@@ -149,19 +191,27 @@ impl<'a, B: Backend> Tape<'a, B> {
         logits
     }
 
-    fn grouping(&mut self, logits: &F32<B>, router: &Router<B>, shape: &Shape) -> Result<Rc<Grouping<B>>, TapeError> {
+    fn grouping(&mut self, logits: &F32<B>, router: &Router<B>, shape: &Shape) -> Rc<Grouping<B>> {
         if let Some(kept) = self.replayed.pop_front() {
-            return Ok(kept);
+            return kept;
         }
-        let mut device_indices = self.backend.zeros(shape.tokens * shape.chosen);
-        self.backend.run(RouterChoose { indices: &mut device_indices, logits, bias: router.bias.as_ref(), p: *shape });
-        let expert_indices = self.backend.download(&device_indices)?;
-        let grouped = grouped(&expert_indices, shape.chosen, shape.experts);
-        let row_starts = grouped.row_starts(&self.layout.row_starts);
-        let [tokens, places] = [&grouped.tokens, &grouped.places].map(|host| self.backend.upload(host));
-        let grouping = Rc::new(Grouping { expert_indices, grouped, row_starts, device_indices, tokens, places });
+        let (backend, row_starts) = (self.backend, &self.layout.row_starts);
+        let [mut indices, mut tokens, mut places] = [(); 3].map(|()| backend.unwritten(shape.tokens * shape.chosen));
+        let mut counts = backend.unwritten((row_starts.len() - 1) * shape.experts);
+        backend.run(RouterChoose { indices: &mut indices, logits, bias: router.bias.as_ref(), p: *shape });
+        backend.run(GroupRows {
+            tokens: &mut tokens,
+            places: &mut places,
+            counts: &mut counts,
+            indices: &indices,
+            row_starts,
+            slots: shape.chosen,
+            experts: shape.experts,
+        });
+        let begun = backend.begin_download(&counts);
+        let grouping = Rc::new(Grouping { indices, tokens, places, counts, begun, known: OnceCell::new() });
         self.groupings.push(Rc::clone(&grouping));
-        Ok(grouping)
+        grouping
     }
 
     fn with_router<R>(&self, router: &Router<B>, use_it: impl FnOnce(Operand<B::Memory>) -> R) -> R {
@@ -192,7 +242,7 @@ impl<B: Backend> Saved<'_, B> {
             dlogits: dlogits.buffer_mut(),
             dweights: dweights.buffer(),
             logits: logits.buffer(),
-            indices: &self.grouping.device_indices,
+            indices: &self.grouping.indices,
             p: router.shape(tape.layout.tokens),
         });
         if let Some(share) = tape.balance_share() {

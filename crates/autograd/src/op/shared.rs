@@ -3,6 +3,7 @@
 //! Every token goes through the shared expert in addition to its chosen experts; some models
 //! multiply its output by the sigmoid of one number per token ("Gates").
 
+use crate::TapeError;
 use crate::arena::Lease;
 use crate::op::Node;
 use crate::op::experts::Experts;
@@ -41,11 +42,11 @@ impl<'a, B: Backend> Tape<'a, B> {
         routes: &Routes<B>,
         experts: &'a Experts<B>,
         shared: Option<SharedBranch<'a, B>>,
-    ) -> Variable<B> {
+    ) -> Result<Variable<B>, TapeError> {
         let wanted = !self.recomputing;
         self.end(&active.data);
         self.end(&routes.weights.data);
-        let mut y = self.experts_down(active, routes, experts, wanted);
+        let mut y = self.experts_down(active, routes, experts, wanted)?;
         if let Some(SharedBranch { active, down, gate }) = shared {
             self.end(&active.data);
             let mut part = self.linear_where(&active, down, wanted || gate.is_some());
@@ -56,7 +57,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             }
             y = self.add_where(&y, &part, wanted);
         }
-        self.add_where(residual, &y, wanted)
+        Ok(self.add_where(residual, &y, wanted))
     }
 
     /// Makes a value an end of the running block, if the block will be or is being recomputed.

@@ -93,8 +93,8 @@ impl Net {
     }
 
     fn layer<'a>(&'a self, tape: &mut Tape<'a, Cpu>, x: &Variable<Cpu>) -> Result<Variable<Cpu>, TapeError> {
-        let routes = tape.route(x, &self.router)?;
-        let active = tape.experts_up(x, &routes, &self.experts);
+        let routes = tape.route(x, &self.router);
+        let active = tape.experts_up(x, &routes, &self.experts)?;
         let shared = (!self.shared.is_empty()).then(|| {
             let inputs: Vec<&Linear<Cpu>> =
                 [&self.shared[0], &self.shared[1]].into_iter().chain(self.shared.get(3)).collect();
@@ -102,7 +102,7 @@ impl Net {
             let (gate, up) = (outputs.next().expect("gate"), outputs.next().expect("up"));
             SharedBranch { active: tape.swiglu(gate, up), down: &self.shared[2], gate: outputs.next() }
         });
-        Ok(tape.finish_experts(x, &active, &routes, &self.experts, shared))
+        tape.finish_experts(x, &active, &routes, &self.experts, shared)
     }
 
     /// The loss, what was chosen, and the gradients of all parameters.
@@ -132,7 +132,7 @@ impl Net {
         let output = tape.head_loss(x, &self.head, VOCABULARY, &targets);
         let mut loss: f64 = output.loss.iter().map(|loss| f64::from(*loss)).sum();
         tape.balance_loss(|of_row| loss += of_row).expect("a loss");
-        let expert_indices = tape.expert_indices().map(<[u32]>::to_vec).collect();
+        let expert_indices = tape.expert_indices().expect("expert indices");
         let mut gradients = Gradients::zeros(backend, &self.parameters);
         tape.backward(&mut gradients).expect("gradients");
         let gradients = self.parameters.iter().map(|(id, _)| gradients.get(id).to_vec()).collect();

@@ -17,6 +17,7 @@ pub mod elementary;
 pub mod embedding;
 pub mod gate;
 pub mod gated_norm;
+pub mod grouping;
 pub mod head_loss;
 pub mod l2_norm;
 pub mod linear;
@@ -66,6 +67,7 @@ ops! {
     embedding
     head_loss
     router
+    grouping
     balance
     combine
     dropout

@@ -27,6 +27,7 @@ cases_on_every_backend! {
     digest
     elementary
     gate
+    grouping
     l2_norm
     linear
     product

@@ -24,6 +24,7 @@ mod embedding;
 mod epilogue;
 mod gate;
 mod gated_norm;
+mod grouping;
 mod head_loss;
 mod int4;
 mod int4_block;
@@ -246,5 +247,9 @@ impl Workspaces for Cpu {
 
     fn balance(&self, row_starts: &[usize], experts: usize) -> usize {
         balance::workspace(row_starts, experts)
+    }
+
+    fn grouping(&self, _row_starts: &[usize], experts: usize) -> usize {
+        grouping::workspace(experts)
     }
 }

@@ -13,8 +13,8 @@ use super::program::{Build, Program};
 use super::slice_tiles;
 use super::slices::{ROW_SLICES, SLICES};
 use super::{
-    add, balance, columns, combine, conv1d, decay, digest, embedding, gate, gated_norm, head_loss, l2_norm, low_rank,
-    product, product_mma, rms_norm, rope, router, swiglu,
+    add, balance, columns, combine, conv1d, decay, digest, embedding, gate, gated_norm, grouping, head_loss, l2_norm,
+    low_rank, product, product_mma, rms_norm, rope, router, swiglu,
 };
 use crate::backend::Expected;
 use isobit_numerics::slices::Profile;
@@ -61,7 +61,8 @@ pub(super) fn programs(gpu: &Gpu, work: &Expected) -> Vec<(&'static Program, Bui
                 (&TRANSPOSE, sliced),
             ]);
         }
-        all.extend([&combine::COMBINE, &balance::BALANCE, &columns::COLUMNS].map(|it| (it, plain)));
+        let programs = [&grouping::GROUPING, &combine::COMBINE, &balance::BALANCE, &columns::COLUMNS];
+        all.extend(programs.map(|it| (it, plain)));
     }
     let rest = [&rms_norm::RMS_NORM, &head_loss::HEAD_LOSS, &digest::DIGEST, &swiglu::SWIGLU, &rope::ROPE];
     all.extend(rest.into_iter().chain([&embedding::EMBEDDING, &add::ADD]).map(|it| (it, plain)));

@@ -20,10 +20,7 @@ pub(super) fn workspace(gpu: &Gpu, row_starts: &[usize], experts: usize) -> usiz
 
 impl Run<BalanceForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut BalanceForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        let mut firsts = vec![0];
-        for row in op.row_starts.windows(2) {
-            firsts.push(firsts[firsts.len() - 1] + token_blocks(row, TOKEN_BLOCK).count());
-        }
+        let firsts = Self::row_blocks(op.row_starts);
         let count = firsts[firsts.len() - 1];
         let block_sums = Parts::new(self, workspace).take::<f32>(count * op.experts);
         let (blocks, firsts) = (self.token_blocks(op.row_starts), self.offsets(&firsts));

@@ -327,6 +327,15 @@ impl Gpu {
         })
     }
 
+    /// The first block of every row of data, in a sum over tokens, ending with their number.
+    pub(super) fn row_blocks(row_starts: &[usize]) -> Vec<usize> {
+        let mut firsts = vec![0];
+        for row in row_starts.windows(2) {
+            firsts.push(firsts[firsts.len() - 1] + token_blocks(row, TOKEN_BLOCK).count());
+        }
+        firsts
+    }
+
     /// Start and end token of every block of a sum over tokens.
     pub(super) fn token_blocks(&self, row_starts: &[usize]) -> GpuBuffer<u32> {
         let ends = token_blocks(row_starts, TOKEN_BLOCK).flat_map(|block| [block.start, block.end]);

@@ -28,6 +28,7 @@ mod elementary;
 mod embedding;
 mod gate;
 mod gated_norm;
+mod grouping;
 mod groups_hopper;
 mod head_loss;
 pub mod hip;
@@ -233,6 +234,10 @@ impl Workspaces for Gpu {
 
     fn balance(&self, row_starts: &[usize], experts: usize) -> usize {
         balance::workspace(self, row_starts, experts)
+    }
+
+    fn grouping(&self, row_starts: &[usize], experts: usize) -> usize {
+        grouping::workspace(self, row_starts, experts)
     }
 
     fn token_sums(&self, row_starts: &[usize], width: usize) -> usize {

@@ -3,7 +3,7 @@
 //!
 //! Choosing and weighting are separate ops because recomputation computes weights for the expert
 //! indices that the forward pass kept. A token's results depend on its own logits alone. `grouped`
-//! runs on the host: it sorts the (token, slot) pairs by expert.
+//! sorts the (token, slot) pairs by expert: the definition of the op in `grouping.rs`.
 //!
 //! - choose: the score is the logit, or `sigmoid(logit) + bias`; larger scores first, smaller index
 //!   first among equals, NaN last. Before that, groups of experts are selected by the sum of their

@@ -27,11 +27,11 @@ impl<B: Backend> SparseMlp<B> {
         residual: &Variable<B>,
         x: Variable<B>,
     ) -> Result<Variable<B>, TapeError> {
-        let routes = tape.route(&x, &self.router)?;
-        let active = tape.experts_up(&x, &routes, &self.experts);
+        let routes = tape.route(&x, &self.router);
+        let active = tape.experts_up(&x, &routes, &self.experts)?;
         let shared = self.shared.as_ref().map(|shared| shared.branch(tape, &x));
         drop(x);
-        Ok(tape.finish_experts(residual, &active, &routes, &self.experts, shared))
+        tape.finish_experts(residual, &active, &routes, &self.experts, shared)
     }
 }
 

@@ -132,10 +132,10 @@ impl Case {
             let mut tape = Tape::inference(&trainer.backend, &trainer.parameters, &batch.layout, profile);
             trainer.model.logits(&mut tape, &batch.ids).expect("logits");
             let layers = routing["rows"][index].as_object().expect("layers");
-            let got: Vec<&[u32]> = tape.expert_indices().collect();
+            let got = tape.expert_indices().expect("expert indices");
             assert_eq!(got.len(), layers.len(), "{}: layers with experts", self.name);
             for (got, (layer, want)) in got.iter().zip(layers) {
-                let mut got = got.to_vec();
+                let mut got = got.clone();
                 let mut want: Vec<u32> =
                     serde_json::from_value(want["experts"][updates].clone()).expect("expert indices");
                 let chosen = routing["experts_per_token"].as_u64().expect("experts of a token") as usize;
