@@ -119,7 +119,9 @@ impl Facts {
         let (send, receive) = mpsc::channel();
         let sources = sources.clone();
         // The thread is left behind if it hangs; it ends with the process.
-        std::thread::spawn(move || send.send(Self::read(&sources)));
+        std::thread::spawn(move || {
+            let _ = send.send(Self::read(&sources));
+        });
         receive.recv_timeout(limit).ok()
     }
 }

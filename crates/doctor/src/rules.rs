@@ -59,6 +59,7 @@ struct Rule {
 }
 
 /// All that are given must hold. Conditions on a card select cards: one card must meet all of them.
+#[expect(clippy::struct_excessive_bools, reason = "each is a condition of its own in the data file")]
 #[derive(Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 struct Conditions {

@@ -1,6 +1,7 @@
 //! The system around the cards: kernel, its command line, ROCm's files, OpenCL's list of drivers.
 
 use crate::tree::Tree;
+use std::path::Path;
 
 /// BOUND: folders and files that are looked at.
 const ENTRIES_MAX: usize = 64;
@@ -31,6 +32,10 @@ pub(crate) fn amdgpu(tree: &Tree) -> Option<String> {
 /// OpenCL's drivers: the libraries that its loader would open.
 pub(crate) fn opencl(tree: &Tree) -> Vec<String> {
     const FOLDER: &str = "/etc/OpenCL/vendors";
-    let files = tree.names(FOLDER).into_iter().filter(|name| name.ends_with(".icd")).take(ENTRIES_MAX);
+    let files = tree
+        .names(FOLDER)
+        .into_iter()
+        .filter(|name| Path::new(name).extension().is_some_and(|kind| kind == "icd"))
+        .take(ENTRIES_MAX);
     files.filter_map(|name| tree.line(format!("{FOLDER}/{name}"))).collect()
 }

@@ -54,7 +54,7 @@ impl Tree {
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(path)).into_iter().flatten().take(ENTRIES_MAX);
         let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-        names.sort_by(|a, b| natural(a).cmp(&natural(b)));
+        names.sort_by_key(|name| natural(name));
         names
     }
 

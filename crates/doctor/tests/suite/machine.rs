@@ -17,14 +17,14 @@ impl Machine {
         Self { held: tempfile::tempdir().expect("a folder"), variables: BTreeMap::new(), python: None }
     }
 
-    /// One of `tests/machines`: each file of the machine follows a line `==== path`.
+    /// One of `tests/machines`: each file of the machine follows a line `==== path`, and `\t` is a tab.
     pub(crate) fn of(name: &str) -> Self {
         let machine = Self::empty();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines").join(name).with_extension("txt");
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         for file in text.split("==== ").skip(1) {
             let (path, contents) = file.split_once('\n').expect("a path, then contents");
-            machine.put(path, contents);
+            machine.put(path, contents.replace("\\t", "\t"));
         }
         machine
     }

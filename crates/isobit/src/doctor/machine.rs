@@ -8,6 +8,7 @@ use isobit_doctor::{COLUMN, Finding, Level};
 use isobit_kernels::Path;
 use isobit_training::free_memory::free_memory;
 use serde::Serialize;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -62,7 +63,9 @@ impl Machine {
 
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
-        let mut put = |name: &str, parts: Vec<String>| out.push_str(&format!("{name:<COLUMN$}{}\n", parts.join(", ")));
+        let mut put = |name: &str, parts: Vec<String>| {
+            let _ = writeln!(out, "{name:<COLUMN$}{}", parts.join(", "));
+        };
         let mut parts: Vec<String> = self.processor.iter().cloned().collect();
         parts.extend(self.cores.map(|cores| format!("{cores} {}", if cores == 1 { "core" } else { "cores" })));
         parts.push(format!("paths {}", self.paths.join(", ")));
@@ -145,6 +148,7 @@ fn sync_ms(folder: &std::path::Path) -> std::io::Result<u64> {
 
 /// Bytes that a user may still write in a folder.
 #[cfg(unix)]
+#[allow(clippy::unnecessary_cast, reason = "some systems count in 32 bits")]
 fn available_bytes(folder: &std::path::Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;

@@ -52,7 +52,7 @@ impl Chart {
         let y = Axis::of_values(values, self.base, if self.tall { 5 } else { 4 });
         let (mut out, tall) = (String::new(), if self.tall { " tall" } else { "" });
         put!(out, "<figure class=\"card{tall}\">\n<figcaption><h2>{}</h2>", self.title);
-        self.put_key(&mut out, &series, &y);
+        put_key(&mut out, &series, &y);
         let labels = y.ticks.iter().map(|tick| y.label(*tick)).collect::<Vec<_>>();
         let widest = |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| text.chars().count()).max();
         let (left, right) = (widest(&mut labels.iter()), widest(&mut series.iter().map(|series| &series.label)));
@@ -79,25 +79,6 @@ impl Chart {
         out
     }
 
-    /// What each curve is, with its last value.
-    fn put_key(&self, out: &mut String, series: &[&Series], y: &Axis) {
-        put!(out, "<span class=\"key\">");
-        for Series { colour, name, dashed, points, .. } in series {
-            let dash = if *dashed { " dash" } else { "" };
-            let last = points.last().map_or(String::new(), |(_, value)| short(*value));
-            let swatch = if series.len() > 1 { format!("<i class=\"s{colour}{dash}\"></i>") } else { String::new() };
-            put!(out, "<span>{swatch}{} <b>{last}</b></span>", escaped(name));
-        }
-        if y.is_logarithmic() {
-            put!(out, "<span>logarithmic</span>");
-        }
-        let bad = series.iter().flat_map(|series| &series.points).filter(|(_, value)| !value.is_finite()).count();
-        if bad > 0 {
-            put!(out, "<span class=\"warn\">not finite at {bad} {}</span>", if bad == 1 { "step" } else { "steps" });
-        }
-        put!(out, "</span>");
-    }
-
     fn put_drawing(&self, out: &mut String, series: &[&Series], x: &Axis, y: &Axis) {
         let side = SIDE as u32;
         put!(
@@ -105,8 +86,11 @@ impl Chart {
             "<svg viewBox=\"0 0 {side} {side}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{}\">",
             self.title
         );
-        let rules: String = y.ticks.iter().map(|tick| format!("M0 {}h{side}", down(y.place(*tick)))).collect();
-        put!(out, "<path class=\"rule\" d=\"{rules}\"/><path class=\"base\" d=\"M0 {side}h{side}\"/>");
+        put!(out, "<path class=\"rule\" d=\"");
+        for tick in &y.ticks {
+            put!(out, "M0 {}h{side}", down(y.place(*tick)));
+        }
+        put!(out, "\"/><path class=\"base\" d=\"M0 {side}h{side}\"/>");
         if let Some((step, _)) = &self.mark {
             put!(out, "<path class=\"when\" d=\"M{} 0v{side}\"/>", across(x.place(*step as f64)));
         }
@@ -123,6 +107,25 @@ impl Chart {
         }
         put!(out, "</svg>");
     }
+}
+
+/// What each curve is, with its last value.
+fn put_key(out: &mut String, series: &[&Series], y: &Axis) {
+    put!(out, "<span class=\"key\">");
+    for Series { colour, name, dashed, points, .. } in series {
+        let dash = if *dashed { " dash" } else { "" };
+        let last = points.last().map_or(String::new(), |(_, value)| short(*value));
+        let swatch = if series.len() > 1 { format!("<i class=\"s{colour}{dash}\"></i>") } else { String::new() };
+        put!(out, "<span>{swatch}{} <b>{last}</b></span>", escaped(name));
+    }
+    if y.is_logarithmic() {
+        put!(out, "<span>logarithmic</span>");
+    }
+    let bad = series.iter().flat_map(|series| &series.points).filter(|(_, value)| !value.is_finite()).count();
+    if bad > 0 {
+        put!(out, "<span class=\"warn\">not finite at {bad} {}</span>", if bad == 1 { "step" } else { "steps" });
+    }
+    put!(out, "</span>");
 }
 
 /// Names at the right end of the curves, moved apart where they would touch.

@@ -91,7 +91,11 @@ fn put_header(out: &mut String, run: &ShownRun) {
 
 /// Several runs side by side.
 fn put_runs(out: &mut String, runs: &[ShownRun]) {
-    put!(out, "<header><h1>{} runs</h1></header>\n<section class=\"card scroll\"><table>\n<thead><tr>", runs.len());
+    put!(
+        out,
+        "<header><h1>{} runs</h1></header>\n<section class=\"card scroll\"><table class=\"runs\">\n<thead><tr>",
+        runs.len()
+    );
     put!(out, "<th></th><th>run</th><th>model</th>");
     for name in ["updates", "first loss", "last loss", "best held-out", "tokens/s", "time"] {
         put!(out, "<th class=\"num\">{name}</th>");
