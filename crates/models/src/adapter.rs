@@ -44,6 +44,8 @@ pub struct LoraConfig {
     pub layers: Option<Vec<usize>>,
     pub rank_pattern: BTreeMap<String, usize>,
     pub alpha_pattern: BTreeMap<String, f64>,
+    /// PEFT's `modules_to_save`: modules that the adapter holds whole. Only a merge reads them.
+    pub saved: Vec<String>,
 }
 
 impl LoraConfig {
@@ -59,7 +61,13 @@ impl LoraConfig {
             layers: None,
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
+            saved: Vec::new(),
         }
+    }
+
+    /// Whether the adapter holds a module whole.
+    pub fn saves(&self, path: &str) -> bool {
+        self.saved.iter().any(|name| ends_with(path, name))
     }
 
     /// Rank and scale of a module's adapter, or none.

@@ -20,7 +20,7 @@ const SHOWN_MAX: usize = 80;
 const ALPHA_MAX: f64 = 1e9;
 
 /// Keys that are read below by name.
-const READ: [&str; 15] = [
+const READ: [&str; 16] = [
     "alpha_pattern",
     "bias",
     "exclude_modules",
@@ -29,6 +29,7 @@ const READ: [&str; 15] = [
     "layers_to_transform",
     "lora_alpha",
     "lora_dropout",
+    "modules_to_save",
     "peft_type",
     "r",
     "rank_pattern",
@@ -58,7 +59,7 @@ const NEUTRAL: [(&str, JsonType); 14] = [
 ];
 
 /// Keys that turn the same factors into a different adapter, or add tensors to them.
-const UNSUPPORTED: [(&str, JsonType); 14] = [
+const UNSUPPORTED: [(&str, JsonType); 13] = [
     ("alora_invocation_tokens", JsonType::List),
     ("arrow_config", JsonType::Object),
     ("fan_in_fan_out", JsonType::Flag),
@@ -66,7 +67,6 @@ const UNSUPPORTED: [(&str, JsonType); 14] = [
     ("layer_replication", JsonType::List),
     ("lora_bias", JsonType::Flag),
     ("megatron_config", JsonType::Object),
-    ("modules_to_save", JsonType::List),
     ("monteclora_config", JsonType::Object),
     ("trainable_token_indices", JsonType::ListOrObject),
     ("use_bdlora", JsonType::Object),
@@ -168,6 +168,7 @@ pub fn parse(text: &str) -> Result<LoraConfig, ModelError> {
         exclude,
         rank_pattern,
         alpha_pattern,
+        saved: keys.saved()?,
     })
 }
 
@@ -325,6 +326,20 @@ impl<'a> Keys<'a> {
         names.map(Some).ok_or_else(|| self.not(key, "a list of names"))
     }
 
+    /// Modules that the adapter holds whole: the head and the embedding table, as PEFT writes them.
+    fn saved(&self) -> Result<Vec<String>, ModelError> {
+        let key = "modules_to_save";
+        let saved = self.names(key)?.unwrap_or_default();
+        let known = |name: &String| ["lm_head", "embed_tokens"].contains(&name.rsplit('.').next().unwrap_or(""));
+        if !saved.iter().all(known) {
+            return Err(self.not(key, "a list of lm_head and embed_tokens"));
+        }
+        if !saved.is_empty() && self.get("ensure_weight_tying") == Some(&Value::Bool(true)) {
+            return Err(wrong(format!("`ensure_weight_tying` with `{key}` is not supported")));
+        }
+        Ok(saved)
+    }
+
     /// One layer or several; null and an empty list mean all of them.
     fn layers(&self, targets: &Targets) -> Result<Option<Vec<usize>>, ModelError> {
         let key = "layers_to_transform";
@@ -442,6 +457,8 @@ mod tests {
             assert_eq!(with(key, value.clone()).unwrap_or_else(|error| panic!("{key} {value}: {error}")), plain);
         }
         assert_eq!(with("layers_to_transform", json!(3)).expect("one layer").layers, Some(vec![3]));
+        let saved = with("modules_to_save", json!(["lm_head", "embed_tokens"])).expect("whole modules").saved;
+        assert_eq!(saved, ["lm_head", "embed_tokens"]);
         let exclude = with("exclude_modules", json!("all-linear")).expect("an expression").exclude;
         assert_eq!(exclude, Some(Targets::Pattern("all-linear".to_string())));
         let mut config = of_peft();
@@ -473,7 +490,7 @@ mod tests {
             ("layer_replication", json!([[0, 1], [0, 2]])),
             ("lora_bias", json!(true)),
             ("megatron_config", json!({"a": 1})),
-            ("modules_to_save", json!(["lm_head"])),
+            ("modules_to_save", json!(["lm_head", "q_proj"])),
             ("modules_to_save", json!("lm_head")),
             ("monteclora_config", json!({"num_samples": 8})),
             ("task_type", json!("SEQ_CLS")),

@@ -26,6 +26,10 @@ pub(crate) fn find(run: &Run, model: &Config) -> Result<Option<PathBuf>, RunErro
     let folder = if is_run { last } else { named.clone() };
     let theirs = peft::parse_config(&regular::read_text(&folder.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX)?)?;
     Manifest::check(&folder)?;
+    if !theirs.saved.is_empty() {
+        let what = format!("{} holds whole modules (`modules_to_save`)", folder.display());
+        return Err(RunError::Refused { what, hint: "merge it with `isobit export merge`, and train on the result" });
+    }
     if let Trained::Lora(ours) = trained(run)
         && let Some(difference) = ours.difference(&theirs, model)?
     {

@@ -226,6 +226,38 @@ fn an_adapter_on_one_side_of_a_tied_table_unties_it() {
     }
 }
 
+/// Modules that PEFT saved whole take the place of the base's, each on its own side.
+#[test]
+fn whole_modules_replace_those_of_the_base() {
+    let folder = Folder::new(Shape::TINY);
+    let Shape { hidden, vocabulary, .. } = folder.shape;
+    let tensor = |name: &str, shape: [usize; 2]| -> Named {
+        (format!("base_model.model.{name}"), shape.to_vec(), ramp(shape[0] * shape[1], name.len()))
+    };
+    let q = "model.layers.0.self_attn.q_proj";
+    let all = [
+        tensor("lm_head.weight", [vocabulary, hidden]),
+        tensor(&format!("{q}.lora_A.weight"), [2, hidden]),
+        tensor(&format!("{q}.lora_B.weight"), [hidden, 2]),
+    ];
+    put_adapter(&folder, "adapter", &["layers.0.self_attn.q_proj"], &all);
+    let mut config: serde_json::Value =
+        serde_json::from_str(&folder.text("adapter/adapter_config.json")).expect("JSON");
+    config["modules_to_save"] = serde_json::json!(["lm_head"]);
+    folder.put("adapter/adapter_config.json", config.to_string());
+    let found = merged(&folder, &folder.path("adapter"), &folder.path("model"), "out", &[]);
+    assert_eq!(bits(&found["lm_head.weight"].2), bits(&all[0].2));
+    let base = weights(folder.shape, 1);
+    assert_eq!(bits(&found["model.embed_tokens.weight"].2), bits(&base[0].2));
+    let stored = &base.iter().find(|tensor| tensor.0 == format!("{q}.weight")).expect("a module").2;
+    let wanted = expected(stored, &all[1].2, &all[2].2, 2, 0.5);
+    assert_eq!(bits(&found[&format!("{q}.weight")].2), bits(&wanted));
+    assert!(folder.text("out/config.json").contains("\"tie_word_embeddings\": false"));
+    // Beside its base it is refused, with the way out.
+    let ran = folder.run(&["eval", "--model", "model", "--adapter", "adapter", "--data", "data.jsonl"]);
+    ran.says(2, &["modules_to_save", "export merge"]);
+}
+
 /// Quantised bases are expanded to bfloat16: no quantisation is left in tensors or config.
 #[test]
 fn quantised_bases_are_expanded() {

@@ -114,6 +114,11 @@ pub fn build_placed<B: Backend>(
     isobit_kernels::float_state::restore();
     if let Trained::Lora(lora) = &settings.trained {
         config.family.peft.check(config, lora)?;
+        if !lora.saved.is_empty() {
+            let what = "it holds whole modules (`modules_to_save`), which are not trained or loaded beside a base yet: \
+                        `isobit export merge` makes a model of both";
+            return Err(ModelError::Adapter(what.to_string()));
+        }
     }
     if settings.trained != Trained::Nothing {
         backend.prepare(&expected(config, settings.profile));

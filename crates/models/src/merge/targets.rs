@@ -91,7 +91,9 @@ pub(super) fn of(
     lora: &LoraConfig,
     file: &SafeTensors,
 ) -> Result<(Vec<Delta>, BTreeMap<String, Change>), ModelError> {
-    let trained = build(config, weights, Trained::Lora(lora.clone()))?;
+    // Whole modules are no factors: the builder need not know them.
+    let factors = LoraConfig { saved: Vec::new(), ..lora.clone() };
+    let trained = build(config, weights, Trained::Lora(factors))?;
     let mut found = Found { config, weights, lora, file, trained, deltas: Vec::new(), changes: BTreeMap::new() };
     for path in Inventory::of(config).adaptable() {
         found.linear(path)?;
@@ -221,6 +223,13 @@ impl Found<'_> {
         // PEFT saves the base's own table beside an adapter on it, and reads it back.
         let beside = format!("{start}.base_layer.weight");
         let base = self.file.contains(&beside).then_some(beside);
+        let (base, target) = match (self.lora.saves(&module), base, target) {
+            (true, None, None) => (Some(format!("{start}.weight")), None),
+            (true, _, _) => {
+                return Err(ModelError::Adapter(format!("{module} is in `modules_to_save` and has an adapter")));
+            }
+            (false, base, target) => (base, target),
+        };
         let Some((rank, scale)) = target else {
             if let Some(base) = base {
                 let change = Change { delta: None, base: Some(base), ..Change::of(0) };
