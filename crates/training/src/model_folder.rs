@@ -1,11 +1,11 @@
 //! A complete model folder that `eval --model` and other tools can load: `final/` of a run that
-//! trains the model's own weights, and what `export merge` writes. In `final/`, trained tensors come
-//! from the run, all others from the base; float8 is expanded, 4-bit modules stay as they are. A
-//! merge changes tensors of the base and expands all.
+//! trains the model's own weights, and what `export merge` writes. In `final/`, trained tensors
+//! come from the run, all others from the base; float8 is expanded, 4-bit modules stay as they are.
+//! A merge changes tensors of the base and expands all.
 //!
-//! The list of tensors is settled before anything is written. They are written one at a time, so memory
-//! never holds a second copy of the model. The folder also gets the base's config, changed where
-//! necessary, and its tokenizer and template.
+//! The list of tensors is settled before anything is written. They are written one at a time, so
+//! memory never holds a second copy of the model. The folder also gets the base's config, changed
+//! where necessary, and its tokenizer and template.
 
 mod config_text;
 

@@ -1,6 +1,6 @@
-//! `adapter.resume_from`: a run that starts from an adapter, of Isobit or PEFT, instead of a new one.
-//! The optimizer and the schedule start anew. The config must describe the same adapter; what the
-//! adapter's file holds is part of the run's identity.
+//! `adapter.resume_from`: a run that starts from an adapter, of Isobit or PEFT, instead of a new
+//! one. The optimizer and the schedule start anew. The config must describe the same adapter; what
+//! the adapter's file holds is part of the run's identity.
 
 use crate::checkpoint::{ADAPTER, ADAPTER_CONFIG, FINAL};
 use crate::config::{Adapter, Run};

@@ -1,5 +1,5 @@
-//! `adapter.resume_from`: a run that starts from an adapter. What it starts from is part of what the
-//! run is; runs that start from nothing are what they were.
+//! `adapter.resume_from`: a run that starts from an adapter. What it starts from is part of what
+//! the run is; runs that start from nothing are what they were.
 
 use crate::model_folder::{Folder, Shape};
 

@@ -1,5 +1,5 @@
-//! `isobit export merge`: every number of the result against plain loops over the adapter's factors,
-//! and against PEFT's own merge; layouts, formats, refusals.
+//! `isobit export merge`: every number of the result against plain loops over the adapter's
+//! factors, and against PEFT's own merge; layouts, formats, refusals.
 
 use crate::model_folder::{Folder, Named, Ran, Shape, config_json, names, put_tensors, weights};
 use isobit_numerics::cast::{bf16_to_f32, f32_to_bf16};
@@ -50,8 +50,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// A model, an adapter and a merge that PEFT made: equal to the contract on bits, and to PEFT within
-/// the bound that the contract derives.
+/// A model, an adapter and a merge that PEFT made: equal to the contract on bits, and to PEFT
+/// within the bound that the contract derives.
 #[test]
 #[expect(clippy::float_arithmetic, reason = "a bound is computed")]
 fn a_merge_is_that_of_peft() {
@@ -129,7 +129,8 @@ fn experts_of_every_layout() {
     }
 }
 
-/// A trained run, with any number of threads: one result, and its evaluation is that of the adapter.
+/// A trained run, with any number of threads: one result, and its evaluation is that of the
+/// adapter.
 #[test]
 #[expect(clippy::float_arithmetic, reason = "losses are compared")]
 fn a_run_is_merged_into_its_base() {
@@ -161,8 +162,8 @@ fn a_run_is_merged_into_its_base() {
     };
     let (apart, together, base) =
         (loss(&["--model", "model", "--adapter", "run"]), loss(&["--model", "m1"]), loss(&["--model", "model"]));
-    // Both are the loss of float32 arithmetic (x3) over the same real numbers: a few hundred roundings
-    // of 2⁻²⁴ apart.
+    // Both are the loss of float32 arithmetic (x3) over the same real numbers: a few hundred
+    // roundings of 2⁻²⁴ apart.
     assert!((apart - together).abs() < apart * 256.0 / 16_777_216.0, "{apart} {together}");
     assert!((apart - base).abs() > 0.01, "{apart} {base}");
     // Rounded by choice, once.

@@ -1,9 +1,9 @@
 //! Models for other programs: a Hugging Face folder with an adapter merged into its base, and (in
 //! `gguf/`) GGUF files.
 //!
-//! The arithmetic is in `docs/numerics.md`, "Merge" and "Blocks of GGUF files". Weights pass through
-//! a panel of rows at a time. What is written appears under its name whole, or not at all, and never
-//! in place of something else.
+//! The arithmetic is in `docs/numerics.md`, "Merge" and "Blocks of GGUF files". Weights pass
+//! through a panel of rows at a time. What is written appears under its name whole, or not at all,
+//! and never in place of something else.
 
 pub mod gguf;
 

@@ -1,5 +1,5 @@
-//! `config.json` of a written model: the base's text, unchanged but for what no longer applies. Edited
-//! as text, since not every number would survive parsing and printing.
+//! `config.json` of a written model: the base's text, unchanged but for what no longer applies.
+//! Edited as text, since not every number would survive parsing and printing.
 
 /// What differs from the base's config, in nested configs too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

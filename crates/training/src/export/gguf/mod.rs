@@ -180,7 +180,8 @@ fn alpha_of(of: &LowRankFactors) -> f32 {
     (f64::from(of.scale) * of.rank as f64) as f32
 }
 
-/// B in llama.cpp's row order. A file has one alpha: where it gives another scale, B makes up for it.
+/// B in llama.cpp's row order. A file has one alpha: where it gives another scale, B makes up for
+/// it.
 #[expect(clippy::float_arithmetic, reason = "a setting of another program")]
 fn scaled_b(tensor: &GgufTensor, of: &LowRankFactors, alpha: f32) -> Vec<f32> {
     let mut b = match tensor.source {

@@ -1,5 +1,5 @@
-//! The vocabulary of a model folder as the keys of a GGUF file: tokens, their types, merges, special
-//! tokens and the chat template, from `tokenizer.json` and the files beside it.
+//! The vocabulary of a model folder as the keys of a GGUF file: tokens, their types, merges,
+//! special tokens and the chat template, from `tokenizer.json` and the files beside it.
 //!
 //! llama.cpp knows how text is cut before merging by a name (`tokenizer.ggml.pre`), not by an
 //! expression; the expressions that have a name are listed here.
