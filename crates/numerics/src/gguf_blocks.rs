@@ -84,7 +84,8 @@ mod tests {
     }
 
     fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        digits.map(|digit| char::from_digit(u32::from(digit), 16).expect("below 16")).collect()
     }
 
     const RAMP_Q8_0: &str = "752bbac0c7cdd4dae0e7edf3fa00060d131920262c333940464c53595f666c72797f";
