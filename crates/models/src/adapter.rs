@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What a run trains.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there is one of them in a run")]
 pub enum Trained {
     /// Evaluation and generation.
     Nothing,

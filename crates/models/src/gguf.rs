@@ -365,13 +365,9 @@ mod tests {
             (experts, "norm_topk_prob"),
             (&format!("{experts},\"norm_topk_prob\":true,\"mlp_only_layers\":[0]"), "same kind of MLP"),
         ] {
-            let more = if more.contains("deepseek") {
-                format!("{more},\"num_key_value_heads\":2").replace(",\"num_key_value_heads\":1", "")
-            } else {
-                more.to_string()
-            };
             let text = format!(
-                r#"{{"vocab_size":8,"hidden_size":8,"intermediate_size":12,"num_hidden_layers":2,"num_attention_heads":2{more}}}"#
+                r#"{{"vocab_size":8,"hidden_size":8,"intermediate_size":12,"num_hidden_layers":2,"num_attention_heads":2,
+                "num_key_value_heads":2{more}}}"#
             );
             let error = GgufModel::of(&Config::parse(&text).expect("a config"), true).expect_err(&text).to_string();
             assert!(error.contains(wanted), "{error}");
