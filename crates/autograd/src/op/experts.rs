@@ -97,6 +97,9 @@ pub(crate) struct SavedDown<'a, B: Backend> {
     output: usize,
 }
 
+/// The rows of a grouped product, and `A x` of its adapter.
+type RowsAndLow<B> = (Lease<B>, Option<Rc<Lease<B>>>);
+
 impl<'a, B: Backend> Tape<'a, B> {
     /// `silu(gate)·up` of every pair of a token and one of its experts: a value with
     /// `tokens · slots` rows.
@@ -195,7 +198,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         matrix: &ExpertMatrix<B>,
         grouping: &Grouping<B>,
         wanted: bool,
-    ) -> Result<(Lease<B>, Option<Rc<Lease<B>>>), TapeError> {
+    ) -> Result<RowsAndLow<B>, TapeError> {
         let count = grouping.rows();
         let mut y = self.take(count * matrix.outputs);
         // Before the host waits for the sizes of the groups: the device slices in the meantime.

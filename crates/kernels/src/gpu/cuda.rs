@@ -225,11 +225,11 @@ impl Cuda {
 
     /// The number of a slot for a read of so many bytes: one that is free, or a new one.
     fn read_slot(&self, bytes: usize) -> Answer<usize> {
+        const NO_TIMING: u32 = 2;
         let bytes = reads::rounded(bytes);
         if let Some(number) = self.reads.borrow_mut().take(bytes) {
             return Ok(number);
         }
-        const NO_TIMING: u32 = 2;
         let (driver, mut host, mut event) = (self.driver()?, null_mut(), null_mut());
         // SAFETY: `event` has room for the handle.
         driver.check("cuEventCreate", unsafe { (driver.create_event)(&raw mut event, NO_TIMING) })?;

@@ -6,6 +6,7 @@ use super::super::code_cache::{Cache, Key, library_files};
 use super::super::runtime::Answer;
 use super::compiler::Compiler;
 use std::cell::RefCell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -149,14 +150,15 @@ impl Programs {
     /// Begins to compile in threads of its own, in this order.
     pub(super) fn ahead(&self, requests: Vec<Request>) {
         let mut announced = self.shared.lock();
+        let Announced { queue, stages } = &mut *announced;
         for request in requests {
             let key = self.shared.key(&request);
-            if !announced.stages.contains_key(&key) {
-                announced.stages.insert(key, Stage::Queued);
-                announced.queue.push_back((key, request));
+            if let Entry::Vacant(stage) = stages.entry(key) {
+                stage.insert(Stage::Queued);
+                queue.push_back((key, request));
             }
         }
-        let waiting = announced.queue.len();
+        let waiting = queue.len();
         drop(announced);
         let mut threads = self.threads.borrow_mut();
         threads.retain(|thread| !thread.is_finished());
