@@ -17,7 +17,8 @@ impl Machine {
         Self { held: tempfile::tempdir().expect("a folder"), variables: BTreeMap::new(), python: None }
     }
 
-    /// One of `tests/machines`: each file of the machine follows a line `==== path`, and `\t` is a tab.
+    /// One of `tests/machines`: each file of the machine follows a line `==== path`; `\t` is a
+    /// tab.
     pub(crate) fn of(name: &str) -> Self {
         let machine = Self::empty();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines").join(name).with_extension("txt");

@@ -19,7 +19,7 @@ const FAILURES_MAX: usize = 3;
 const CASES_MAX: usize = 30;
 /// Seconds for the devices together, and for each at least: one that was never used compiles its
 /// kernels first, which may take minutes.
-const SECONDS_MAX: f64 = 6.0;
+const SECONDS_MAX: f64 = 4.0;
 const SECONDS_MIN: f64 = 0.5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
