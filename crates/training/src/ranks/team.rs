@@ -292,10 +292,9 @@ impl<'w> Team<'w> {
     pub(super) fn broadcast_tensors(&self, root: usize, own: Option<Tensors>) -> Result<Option<Tensors>, RankError> {
         let begun = Clock::start();
         let result = match own {
-            Some(own) => packed(own)
-                .into_iter()
-                .try_for_each(|message| self.broadcast(root, Some(message)).map(drop))
-                .map(|()| None),
+            Some(own) => {
+                packed(own).try_for_each(|message| self.broadcast(root, Some(message)).map(drop)).map(|()| None)
+            }
             None => unpack(root, || self.broadcast(root, None)).map(Some),
         };
         self.spend(&begun);
@@ -467,25 +466,26 @@ fn signed(kind: Kind, signal: Option<Signal>, body: &[u8]) -> Message {
     })
 }
 
-/// The messages that tensors travel in: their lengths, then buckets of them.
-fn packed(tensors: Tensors) -> Vec<Message> {
-    let tensors = match tensors {
-        Ok(tensors) => tensors,
-        Err(failure) => return vec![failed(&failure)],
+/// The messages that tensors travel in: their lengths, then buckets of them. Each tensor is packed
+/// when its message is sent, and dropped then.
+fn packed(tensors: Tensors) -> impl Iterator<Item = Message> {
+    let (head, tensors) = match tensors {
+        Ok(tensors) => {
+            let lengths = tensors.iter().flat_map(|tensor| (tensor.len() as u64).to_le_bytes());
+            (message(Kind::Tensors, |bytes| bytes.extend(lengths)), tensors)
+        }
+        Err(failure) => (failed(&failure), Vec::new()),
     };
-    let lengths: Vec<usize> = tensors.iter().map(Vec::len).collect();
-    let head = message(Kind::Tensors, |bytes| {
-        bytes.extend(lengths.iter().flat_map(|length| (*length as u64).to_le_bytes()));
-    });
+    let buckets = buckets(&tensors.iter().map(Vec::len).collect::<Vec<_>>());
     let mut tensors = tensors.into_iter();
-    let bodies = buckets(&lengths).into_iter().map(|bucket| {
+    let bodies = buckets.into_iter().map(move |bucket| {
         message(Kind::Tensors, |bytes| {
-            // Each is dropped once it is packed.
+            let numbers = tensors.as_slice()[..bucket.len()].iter().map(Vec::len).sum::<usize>();
+            bytes.reserve(numbers * size_of::<f32>());
             tensors.by_ref().take(bucket.len()).for_each(|tensor| wire::put_floats(bytes, &tensor));
         })
     });
-    let bodies: Vec<Message> = bodies.collect();
-    std::iter::once(head).chain(bodies).collect()
+    std::iter::once(head).chain(bodies)
 }
 
 /// Ranges of consecutive tensors that share a message.

@@ -47,6 +47,21 @@ fn dense_with_an_adapter() {
     any_number_of_ranks("qwen2-base", LORA);
 }
 
+/// Ranks with a device, and ranks with a list of devices that divide the layers.
+#[test]
+fn lists_of_devices_inside_ranks() {
+    for (fixture, adapter) in [("qwen2-base", LORA), ("qwen2-tied", FULL)] {
+        let mut ground = Ground::new(fixture, adapter);
+        finished(&ground.train(1, "one", &[], &[]));
+        ground.lists = true;
+        for ranks in 2..=3 {
+            let output = format!("{ranks} ranks");
+            finished(&ground.train(ranks, &output, &[], &[]));
+            ground.same("one", &output);
+        }
+    }
+}
+
 #[test]
 fn dense_in_full_with_a_tied_table() {
     any_number_of_ranks("qwen2-tied", FULL);

@@ -8,8 +8,9 @@ use isobit_training::metrics::without_timing;
 use isobit_training::prepare::{Prepared, RunError, prepare};
 use isobit_training::ranks::threads::{Thread, world};
 use isobit_training::ranks::{Channel, Elsewhere, Message, Neighbours, RankError, Team, World, WorldError, handshake};
-use isobit_training::run::{Outcome, Watch, train_with};
+use isobit_training::run::{Outcome, Watch, is_sharded, train_with};
 use isobit_training::signal::Signal;
+use isobit_training::stages::{Divided, Stage, StageDevice, Stages};
 use isobit_training::trainer::Trainer;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -52,13 +53,15 @@ pub(crate) struct Ground {
     held: tempfile::TempDir,
     base: PathBuf,
     adapter: &'static str,
+    /// Whether even ranks divide the layers among two devices.
+    pub(crate) lists: bool,
 }
 
 impl Ground {
     /// A fixture of the models, and an [adapter] section.
     pub(crate) fn new(fixture: &str, adapter: &'static str) -> Self {
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(fixture);
-        let ground = Self { held: tempfile::tempdir().expect("folder"), base, adapter };
+        let ground = Self { held: tempfile::tempdir().expect("folder"), base, adapter, lists: false };
         ground.put_data("data.jsonl", 13, 0);
         ground
     }
@@ -176,6 +179,9 @@ impl Ground {
                 }),
             )?;
             let prepared = prepared.as_ref().expect("otherwise the ranks do not agree");
+            if self.lists && rank.is_multiple_of(2) {
+                return divided(prepared, start, &team);
+            }
             let make = |settings: &build::Settings| {
                 if fault == Some(&Fault::NoDevice) {
                     return Err(RunError::Refused { what: "no device".to_string(), hint: "" });
@@ -208,6 +214,24 @@ impl Ground {
             assert!(found[&name] == bytes, "{other}: {name} differs");
         }
     }
+}
+
+/// A rank whose layers are on two devices.
+fn divided(prepared: &Prepared, start: Start, team: &Team<'_>) -> Result<Outcome, RunError> {
+    let device = |layers: usize| {
+        let open = |stage: Stage<'_>| {
+            stage.run(Cpu::new(1, CpuPath::best()).expect("an available path"));
+            Ok(())
+        };
+        StageDevice { name: "cpu".to_string(), layers, open: Box::new(open) }
+    };
+    let devices = vec![device(1), device(prepared.model.layers.len() - 1)];
+    std::thread::scope(|scope| {
+        let model = Divided { config: &prepared.model, source: &prepared.weights };
+        let with_moments = !is_sharded(&prepared.run, team);
+        let make = |settings: &build::Settings| Stages::new(scope, model, settings, with_moments, devices);
+        train_with(make, prepared, start, team, &mut Silent)
+    })
 }
 
 fn collect(folder: &Path, prefix: &str, all: &mut BTreeMap<String, Vec<u8>>) {
