@@ -42,6 +42,18 @@ pub(crate) struct MemoryFit {
     pub(crate) host: Option<HostFit>,
 }
 
+/// The ranks of a run, as a plan sees them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ranks {
+    /// On this machine; they share its memory.
+    pub(crate) here: usize,
+    pub(crate) all: usize,
+}
+
+impl Ranks {
+    pub(crate) const ALONE: Self = Self { here: 1, all: 1 };
+}
+
 pub(crate) struct HostFit {
     pub(crate) needed: u64,
     /// None if the system does not report it.
@@ -49,16 +61,17 @@ pub(crate) struct HostFit {
 }
 
 impl HostFit {
-    /// Of a card that offloads, on this machine.
-    pub(crate) fn of(plan: &MemoryPlan, offload: Offload) -> Option<Self> {
-        if offload.is_none() {
+    /// Of a card that offloads, or of a rank on one. The host of a card that is not here is unknown.
+    fn of(plan: &MemoryPlan, offload: Offload, ranks: Ranks, is_here: bool) -> Option<Self> {
+        if offload.is_none() && ranks.all < 2 {
             return None;
         }
-        let free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
-        Some(Self { needed: plan.bytes_beside_device() as u64, available: free })
+        let offloaded = if offload.is_none() { 0 } else { plan.bytes_beside_device() };
+        let available = if is_here { free(ranks.here) } else { None };
+        Some(Self { needed: (offloaded + plan.bytes_ranks) as u64, available })
     }
 
-    fn lacks(&self) -> bool {
+    pub(crate) fn lacks(&self) -> bool {
         self.available.as_ref().is_some_and(|available| self.needed > available.bytes)
     }
 }
@@ -69,9 +82,16 @@ pub(crate) struct Available {
     pub(crate) of: String,
 }
 
+/// The free memory of this machine, for each of its ranks.
+pub(crate) fn free(ranks_here: usize) -> Option<Available> {
+    let mut free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
+    free.iter_mut().for_each(|free| free.share(ranks_here));
+    free
+}
+
 impl Available {
     /// What is left for each of the ranks of this machine.
-    pub(crate) fn share(&mut self, ranks_here: usize) {
+    fn share(&mut self, ranks_here: usize) {
         if ranks_here > 1 {
             self.bytes /= ranks_here as u64;
             self.of = format!("{}, shared by {ranks_here} ranks", self.of);
@@ -88,14 +108,15 @@ impl MemoryFit {
     }
 
     /// The failure of a run that does not fit.
-    pub(crate) fn refusal(&self, run: &Run, memory: Option<u64>) -> Option<Failure> {
+    pub(crate) fn refusal(&self, run: &Run, memory: Option<u64>, ranks: Ranks) -> Option<Failure> {
         if self.fits() != Some(false) {
             return None;
         }
-        let fits = |run: &Run| memory_fit(run, memory).is_ok_and(|fit| fit.fits() == Some(true));
+        let fits = |run: &Run| memory_fit(run, memory, ranks).is_ok_and(|fit| fit.fits() == Some(true));
         if let Some(HostFit { needed, available: Some(available) }) = self.host.as_ref().filter(|host| host.lacks()) {
             let (needed, there, of) = (size(*needed), size(available.bytes), &available.of);
-            let message = format!("what this run offloads needs {needed} of host memory, {there} is available ({of})");
+            let what = if ranks.all > 1 { "what this rank keeps on the host" } else { "what this run offloads" };
+            let message = format!("{what} needs {needed} of host memory, {there} is available ({of})");
             return Some(Failure { code: 4, message, hint: Some(hint(run, fits)) });
         }
         let least = if self.plan.is_none() { "at least " } else { "" };
@@ -147,17 +168,9 @@ pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
 
 /// Refuses a run that does not fit according to the plan, beside the other ranks of this machine.
 /// If no plan can be made, the next step reports why.
-pub(crate) fn check(run: &Run, ranks_here: usize, memory: Option<u64>) -> Result<(), Failure> {
-    let Ok(mut fit) = memory_fit(run, memory) else { return Ok(()) };
-    let mut share = memory;
-    if let (true, Some(available)) = (fit.on_host, &mut fit.available) {
-        available.share(ranks_here);
-        share = Some(available.bytes);
-    }
-    if let Some(available) = fit.host.as_mut().and_then(|host| host.available.as_mut()) {
-        available.share(ranks_here);
-    }
-    let Some(refusal) = fit.refusal(run, share) else { return Ok(()) };
+pub(crate) fn check(run: &Run, ranks: Ranks, memory: Option<u64>) -> Result<(), Failure> {
+    let Ok(fit) = memory_fit(run, memory, ranks) else { return Ok(()) };
+    let Some(refusal) = fit.refusal(run, memory, ranks) else { return Ok(()) };
     Err(with_way_out(refusal))
 }
 
@@ -168,9 +181,9 @@ pub(crate) fn with_way_out(refusal: Failure) -> Failure {
 }
 
 /// Plans a run for its device: one of this machine, or any device if its `memory` is given.
-pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Failure> {
+pub(crate) fn memory_fit(run: &Run, memory: Option<u64>, ranks: Ranks) -> Result<MemoryFit, Failure> {
     let given = memory.map(|bytes| Available { bytes, of: "--memory".to_string() });
-    let device = planned(&Chosen::of(run)?, given)?;
+    let device = planned(&Chosen::of(run)?, given, ranks)?;
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
     let least = least_bytes(&model, tokens);
@@ -185,16 +198,16 @@ pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Fa
     let (needed, plan, host) = match device.kind {
         PlannedDevice::Cpu { threads } => {
             let cpu = open_cpu(threads, Path::best())?;
-            let plan = plan(run, &model, cpu, Offload::NONE).map_err(|error| failed(&error))?;
-            (plan.bytes_on_host(), plan, None)
+            let plan = plan(run, &model, cpu, Offload::NONE, ranks).map_err(|error| failed(&error))?;
+            (plan.bytes_on_host() + plan.bytes_ranks, plan, None)
         }
         PlannedDevice::Gpu { selector, architectures } => {
             let absent = architectures.into_iter().map(|known| Gpu::absent(selector, known));
-            let plans = absent.map(|gpu| plan(run, &model, gpu, run.offload));
+            let plans = absent.map(|gpu| plan(run, &model, gpu, run.offload, ranks));
             let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>().map_err(|error| failed(&error))?;
             let largest = plans.into_iter().max_by_key(|plan| plan.bytes_peak);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
-            let host = HostFit::of(&plan, run.offload);
+            let host = HostFit::of(&plan, run.offload, ranks, device.is_here);
             (plan.bytes_peak, plan, host)
         }
     };
@@ -207,6 +220,8 @@ pub(crate) struct Planned {
     pub(crate) kind: PlannedDevice,
     pub(crate) name: String,
     pub(crate) available: Option<Available>,
+    /// Whether it is in this machine.
+    pub(crate) is_here: bool,
 }
 
 pub(crate) enum PlannedDevice {
@@ -220,16 +235,16 @@ pub(crate) enum PlannedDevice {
     },
 }
 
-pub(crate) fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure> {
+pub(crate) fn planned(chosen: &Chosen, given: Option<Available>, ranks: Ranks) -> Result<Planned, Failure> {
     let selector = match *chosen {
         Chosen::Cpu { threads } => {
-            let free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
-            let (name, available) = ("the CPU".to_string(), given.or(free));
-            return Ok(Planned { kind: PlannedDevice::Cpu { threads }, name, available });
+            let (name, available) = ("the CPU".to_string(), given.or_else(|| free(ranks.here)));
+            return Ok(Planned { kind: PlannedDevice::Cpu { threads }, name, available, is_here: true });
         }
         Chosen::Gpu(selector) => selector,
     };
     let listed = gpu::list(selector.api).map(|all| all.into_iter().nth(selector.index));
+    let is_here = matches!(listed, Ok(Some(_)));
     let (name, architectures, available) = match (listed, given) {
         (Ok(Some(listing)), given) => {
             let memory = (listing.memory > 0).then_some(Available { bytes: listing.memory, of: listing.name });
@@ -246,11 +261,17 @@ pub(crate) fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Plann
             return Err(Failure::device(format!("{selector}: {why}"), hint));
         }
     };
-    Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available })
+    Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available, is_here })
 }
 
 /// The worst case of a config: every row of maximum length.
-fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L, offload: Offload) -> Result<MemoryPlan, RunError> {
+fn plan<L: MemoryLayout>(
+    run: &Run,
+    model: &Config,
+    like: L,
+    offload: Offload,
+    ranks: Ranks,
+) -> Result<MemoryPlan, RunError> {
     check_positions(run, model)?;
     targets::check(model, &trained(run))?;
     let settings = settings(run);
@@ -259,7 +280,7 @@ fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L, offload: Offload) -
     let step = StepSettings { gradient_groups: peak.groups, ..step };
     let row = longest_rows(1, settings.positions);
     let rows = vec![&row[0]; peak.rows];
-    let planned = PlannedUpdate { step: &step, rows: &rows, waiting: peak.waiting, offload };
+    let planned = PlannedUpdate { step: &step, rows: &rows, waiting: peak.waiting, offload, ranks: ranks.all };
     with_shapes(run, model, |source| offloaded_memory(like, model, source, &settings, &planned))
 }
 

@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use crate::failure::failed;
-use crate::fits::{Available, HostFit, MemoryFit, memory_fit, weights};
+use crate::fits::{Available, HostFit, MemoryFit, Ranks, memory_fit, weights};
 use crate::model;
 use crate::split::{SplitFit, layers, split_fit};
 use crate::stderr::tell;
@@ -30,6 +30,10 @@ pub(crate) struct Arguments {
     /// list, or one for all; default: the memory of this machine
     #[arg(long, value_name = "GIB", value_parser = gibibytes, value_delimiter = ',')]
     memory: Vec<u64>,
+    /// Plan for one of so many ranks, each on a machine of its own; default: as many as
+    /// `devices_by_rank` has entries
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    ranks: Option<u32>,
     /// List every line of code that holds memory, and the work of each op in a step
     #[arg(long)]
     explain: bool,
@@ -51,21 +55,49 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settled = config::read(&arguments.config, &overrides);
     let mut run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
     run.base_model = model::located(&run.base_model);
+    if arguments.device.is_some() || run.devices_by_rank.is_empty() {
+        let ranks = Ranks { all: arguments.ranks.unwrap_or(1) as usize, ..Ranks::ALONE };
+        return planned(&run, arguments, ranks);
+    }
+    let all = run.devices_by_rank.len();
+    if arguments.ranks.is_some_and(|ranks| ranks as usize != all) {
+        let message = format!("`devices_by_rank` names the devices of {all} ranks");
+        return Err(Failure::usage(message, "leave out --ranks, or plan for one device with --device"));
+    }
+    // Ranks with the same devices have the same plan.
+    let mut answer = Ok(());
+    for (first, devices) in run.devices_by_rank.iter().enumerate() {
+        if run.devices_by_rank[..first].contains(devices) {
+            continue;
+        }
+        let same = (0..all).filter(|rank| run.devices_by_rank[*rank] == *devices);
+        let same: Vec<String> = same.map(|rank| rank.to_string()).collect();
+        if !arguments.json {
+            tell(&format!("{} {}:", if same.len() == 1 { "rank" } else { "each of ranks" }, same.join(", ")));
+        }
+        let of_rank = Run { devices: devices.clone(), ..run.clone() };
+        answer = planned(&of_rank, arguments, Ranks { all, ..Ranks::ALONE }).and(answer);
+    }
+    answer
+}
+
+/// Plans for one rank, or for the only process.
+fn planned(run: &Run, arguments: &Arguments, ranks: Ranks) -> Result<(), Failure> {
     let refusal = if run.devices.len() > 1 {
-        let fit = split_fit(&run, &arguments.memory)?;
-        tell_unused(&run)?;
+        let fit = split_fit(run, &arguments.memory, ranks)?;
+        tell_unused(run)?;
         print_split(&fit, arguments).map_err(|error| Failure::output(&error))?;
-        fit.refusal(&run, &arguments.memory)
+        fit.refusal(run, &arguments.memory, ranks)
     } else {
         let [memory] = match arguments.memory[..] {
             [] => [None],
             [bytes] => [Some(bytes)],
             _ => return Err(Failure::usage("several memories are given for one device", "give one: --memory 32")),
         };
-        let fit = memory_fit(&run, memory)?;
-        tell_unused(&run)?;
+        let fit = memory_fit(run, memory, ranks)?;
+        tell_unused(run)?;
         print(&fit, arguments).map_err(|error| Failure::output(&error))?;
-        fit.refusal(&run, memory)
+        fit.refusal(run, memory, ranks)
     };
     // The printed result already says that it does not fit.
     refusal.map_or(Ok(()), |refusal| Err(refusal.told()))
@@ -103,17 +135,25 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
     let moment = fit.plan.as_ref().map_or("", |plan| largest_moment(plan, fit.on_host));
     let needed = format!("{least}{} needed{moment}", size(fit.needed));
     let device = &fit.device;
+    let host_lacks = fit.host.as_ref().is_some_and(HostFit::lacks);
+    let only_host_lacks = host_lacks && fit.available.as_ref().is_none_or(|available| fit.needed <= available.bytes);
     match (&fit.available, fit.fits()) {
         (Some(available), fits) => {
-            let answer = if fits == Some(true) { "fits" } else { "does not fit" };
+            let answer = if fits == Some(true) || only_host_lacks { "fits" } else { "does not fit" };
             let (there, of) = (size(available.bytes), &available.of);
             writeln!(out, "{answer}: {needed}, {there} available on {device} ({of})")?;
         }
-        (None, Some(false)) => writeln!(out, "does not fit: {needed} on {device}")?,
+        (None, Some(false)) if !only_host_lacks => writeln!(out, "does not fit: {needed} on {device}")?,
         (None, _) => writeln!(out, "{needed}; how much {device} has is unknown")?,
     }
-    if let Some(HostFit { needed, available: Some(Available { bytes, of }) }) = &fit.host {
-        writeln!(out, "host: {} needed, {} available ({of})", size(*needed), size(*bytes))?;
+    if let Some(HostFit { needed, available }) = &fit.host {
+        let (answer, needed) = (if host_lacks { "does not fit" } else { "fits" }, size(*needed));
+        match available {
+            Some(Available { bytes, of }) => {
+                writeln!(out, "{answer}: {needed} needed, {} available on the host ({of})", size(*bytes))?;
+            }
+            None => writeln!(out, "{needed} needed on the host; how much it has is unknown")?,
+        }
     }
     if let (true, Some(plan)) = (arguments.explain, &fit.plan) {
         explain(&mut out, plan)?;
@@ -123,6 +163,10 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
 
 /// What is offloaded to host memory, by item.
 fn print_host(out: &mut impl Write, plan: &MemoryPlan, margin: &str) -> std::io::Result<()> {
+    if plan.bytes_ranks > 0 {
+        let bytes = size(plan.bytes_ranks as u64);
+        writeln!(out, "{margin}{:<12} {bytes:>12}  on the host, for shards and messages of a rank", "rank")?;
+    }
     if plan.host_bytes_peak == 0 {
         return Ok(());
     }
@@ -276,6 +320,9 @@ fn json(fit: &MemoryFit, explained: bool) -> serde_json::Value {
 fn put_plan(value: &mut serde_json::Value, plan: &MemoryPlan) {
     for item in Item::ALL {
         value[format!("{}_bytes", item.name())] = plan.items[&item].into();
+    }
+    if plan.bytes_ranks > 0 {
+        value["rank_host_bytes"] = plan.bytes_ranks.into();
     }
     if plan.host_bytes_peak > 0 {
         value["host_bytes"] = plan.host_bytes_peak.into();

@@ -4,14 +4,13 @@
 use crate::Failure;
 use crate::backend::{Chosen, Opening, open_cpu};
 use crate::failure::failed;
-use crate::fits::{self, Available, Planned, PlannedDevice};
+use crate::fits::{self, Available, Planned, PlannedDevice, Ranks};
 use crate::units::size;
 use isobit_autograd::Offload;
 use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
 use isobit_models::{Config, Part, WeightSource};
 use isobit_training::config::Run;
-use isobit_training::free_memory::free_memory;
 use isobit_training::plan::{MemoryPlan, PeakOfUpdate, PlannedStage, TOKENS_MAX, longest_rows, stage_memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
 use isobit_training::stages::StageDevice;
@@ -138,7 +137,7 @@ impl SplitFit {
     }
 
     /// The failure of a run that does not fit.
-    pub(crate) fn refusal(&self, run: &Run, memories: &[u64]) -> Option<Failure> {
+    pub(crate) fn refusal(&self, run: &Run, memories: &[u64], ranks: Ranks) -> Option<Failure> {
         let short = self.pools.iter().filter(|pool| pool.missing().is_some()).map(|pool| {
             let available = pool.available.as_ref().map_or(0, |available| available.bytes);
             format!("{} needs {} of {}", pool.name, size(pool.needed), size(available))
@@ -148,7 +147,7 @@ impl SplitFit {
             return None;
         }
         let message = format!("this run does not fit as {}: {}", self.counts(), short.join(", "));
-        let fits = |run: &Run| split_fit(run, memories).is_ok_and(|fit| fit.fits() == Some(true));
+        let fits = |run: &Run| split_fit(run, memories, ranks).is_ok_and(|fit| fit.fits() == Some(true));
         Some(Failure { code: 4, message, hint: Some(fits::hint(run, fits)) })
     }
 
@@ -161,7 +160,7 @@ impl SplitFit {
 
 /// Plans a run for its list of devices. `memories`: one for each, or one for all, to plan for
 /// devices that are not here.
-pub(crate) fn split_fit(run: &Run, memories: &[u64]) -> Result<SplitFit, Failure> {
+pub(crate) fn split_fit(run: &Run, memories: &[u64], ranks: Ranks) -> Result<SplitFit, Failure> {
     let devices = Chosen::all_of(run)?;
     if memories.len() > 1 && memories.len() != devices.len() {
         let message = format!("{} memories are given for {} devices", memories.len(), devices.len());
@@ -171,7 +170,7 @@ pub(crate) fn split_fit(run: &Run, memories: &[u64]) -> Result<SplitFit, Failure
         let bytes = memories.get(at).or(memories.first());
         bytes.map(|bytes| Available { bytes: *bytes, of: "--memory".to_string() })
     };
-    let planned = devices.iter().enumerate().map(|(at, device)| fits::planned(device, given(at)));
+    let planned = devices.iter().enumerate().map(|(at, device)| fits::planned(device, given(at), ranks));
     let planned = planned.collect::<Result<Vec<_>, _>>()?;
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let counts = counts(&run.device_layers, devices.len(), &model)?;
@@ -183,7 +182,7 @@ pub(crate) fn split_fit(run: &Run, memories: &[u64]) -> Result<SplitFit, Failure
         return Err(Failure { code: 4, message, hint: Some("lower `micro_batch_size`".to_string()) });
     }
     let fit = fits::with_shapes(run, &model, |source| {
-        let mut plans = Plans { run, model: &model, source, planned: &planned, known: BTreeMap::new() };
+        let mut plans = Plans { run, model: &model, source, planned: &planned, ranks, known: BTreeMap::new() };
         plans.settled(counts, run.device_layers.is_empty(), tokens)
     });
     let (counts, stages, pools) = fit.map_err(|error| failed(&error))?;
@@ -204,6 +203,7 @@ struct Plans<'a> {
     model: &'a Config,
     source: &'a dyn WeightSource,
     planned: &'a [Planned],
+    ranks: Ranks,
     /// By device and layers.
     known: BTreeMap<(usize, usize, usize), MemoryPlan>,
 }
@@ -286,17 +286,23 @@ impl Plans<'_> {
             group_rows,
             waiting: peak.waiting,
             offload,
+            ranks: self.ranks.all,
         };
         stage_memory(like, self.model, self.source, &stage)
     }
 
-    /// Host memory of what cards offload, beside what stages on the CPU need.
-    fn add_offloaded(&self, pools: &mut Vec<Pool>, stages: &[StageFit]) {
-        if self.run.offload.is_none() {
+    /// Host memory of what cards offload and of what ranks keep and send, beside what stages on the
+    /// CPU need.
+    fn add_host(&self, pools: &mut Vec<Pool>, stages: &[StageFit]) {
+        if self.run.offload.is_none() && self.ranks.all < 2 {
             return;
         }
-        let cards = stages.iter().zip(self.planned).filter(|(_, of)| !matches!(of.kind, PlannedDevice::Cpu { .. }));
-        let needed: u64 = cards.map(|(stage, _)| stage.plan.bytes_beside_device() as u64).sum();
+        let offloaded = |(stage, of): (&StageFit, &Planned)| match of.kind {
+            PlannedDevice::Gpu { .. } if !self.run.offload.is_none() => stage.plan.bytes_beside_device(),
+            _ => 0,
+        };
+        let ranks: usize = stages.iter().map(|stage| stage.plan.bytes_ranks).sum();
+        let needed = (stages.iter().zip(self.planned).map(offloaded).sum::<usize>() + ranks) as u64;
         let on_cpu = |pool: &&mut Pool| {
             let first = pool.stages.first().map(|at| &self.planned[*at].kind);
             matches!(first, Some(PlannedDevice::Cpu { .. }))
@@ -304,8 +310,9 @@ impl Plans<'_> {
         if let Some(pool) = pools.iter_mut().find(on_cpu) {
             pool.needed += needed;
         } else {
-            let free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
-            pools.push(Pool { name: "host memory".to_string(), needed, available: free, stages: Vec::new() });
+            let are_here = self.planned.iter().all(|device| device.is_here);
+            let available = if are_here { fits::free(self.ranks.here) } else { None };
+            pools.push(Pool { name: "host memory".to_string(), needed, available, stages: Vec::new() });
         }
     }
 
@@ -346,7 +353,7 @@ impl Plans<'_> {
                 step
             };
         }
-        self.add_offloaded(&mut pools, stages);
+        self.add_host(&mut pools, stages);
         pools
     }
 }

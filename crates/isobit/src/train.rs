@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::ending;
 use crate::failure::failed;
-use crate::fits;
+use crate::fits::{self, Ranks};
 use crate::model;
 use crate::plan::gibibytes;
 use crate::progress::Console;
@@ -43,8 +43,8 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.learning_rate=1e-4`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// The most memory of a card that the run may take, in GiB; one number for each device of a list,
-    /// or one for all. A run that needs more is refused, or ends when it asks for more
+    /// The most memory of a card that the run may take, in GiB; one number for each device of a
+    /// list, or one for all. A run that needs more is refused, or ends when it asks for more
     #[arg(long, value_name = "GIB", value_parser = gibibytes, value_delimiter = ',')]
     memory: Vec<u64>,
     /// Start even if the run does not fit into memory according to the plan
@@ -146,7 +146,8 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     }
     let of_rank = ranks::of_rank(&run, world)?;
     let host_threads = Chosen::host_threads(of_rank.threads as usize)?;
-    let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, world.neighbours().count)?;
+    let ranks = Ranks { here: world.neighbours().count, all: world.size() };
+    let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks)?;
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     // Until here there is nothing to save, so a signal stops the process immediately.
     signal::install().map_err(|error| Failure::output(&error))?;
@@ -214,7 +215,7 @@ enum Devices {
 
 impl Devices {
     /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`.
-    fn of(run: &Run, memories: &[u64], planned: bool, ranks_here: usize) -> Result<Self, Failure> {
+    fn of(run: &Run, memories: &[u64], planned: bool, ranks: Ranks) -> Result<Self, Failure> {
         if !memories.is_empty() && memories.len() != 1 && memories.len() != run.devices.len() {
             let message = format!("{} memories are given for {} devices", memories.len(), run.devices.len());
             return Err(Failure::usage(message, "give one for all, or one for each: --memory 32,32"));
@@ -225,15 +226,15 @@ impl Devices {
                 return Err(no_card());
             }
             if planned {
-                fits::check(run, ranks_here, memories.first().copied())?;
+                fits::check(run, ranks, memories.first().copied())?;
             }
             return Ok(Self::One(chosen));
         }
         if !planned {
             return Ok(Self::Several(Split::unplanned(run)?));
         }
-        let fit = split_fit(run, memories)?;
-        match fit.refusal(run, memories) {
+        let fit = split_fit(run, memories, ranks)?;
+        match fit.refusal(run, memories, ranks) {
             None => Ok(Self::Several(fit.split)),
             Some(refusal) => Err(fits::with_way_out(refusal)),
         }

@@ -10,6 +10,7 @@ use crate::batch::{Batch, BatchPosition};
 use crate::engine::Engine;
 use crate::groups::Groups;
 use crate::prepare::RunError;
+use crate::ranks;
 use crate::row::Row;
 use crate::stages::Alone;
 use crate::step::StepSettings;
@@ -17,7 +18,7 @@ use crate::trainer::{Placement, Trainer};
 use isobit_autograd::{Offload, Parameter, Value};
 use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, Work};
 use isobit_models::build::Settings;
-use isobit_models::{Config, Part, TrainedTensor, WeightSource, build_placed, build_whole};
+use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource, build_placed, build_whole};
 use std::collections::BTreeMap;
 
 /// What memory is for.
@@ -88,6 +89,8 @@ pub struct MemoryPlan {
     /// Their sum.
     pub host_bytes_peak: usize,
     pub host_bytes_between_steps: usize,
+    /// On the host of one of several ranks: its shard of the optimizer, and messages at their peak.
+    pub bytes_ranks: usize,
     /// Number of trained values.
     pub trained_count: usize,
     /// Every line of code that held memory at the peak.
@@ -121,7 +124,7 @@ pub fn memory<L: MemoryLayout>(
     rows: &[&Row],
     waiting: usize,
 ) -> Result<MemoryPlan, RunError> {
-    let planned = PlannedUpdate { step, rows, waiting, offload: Offload::NONE };
+    let planned = PlannedUpdate { step, rows, waiting, offload: Offload::NONE, ranks: 1 };
     offloaded_memory(like, model, source, settings, &planned)
 }
 
@@ -132,6 +135,8 @@ pub struct PlannedUpdate<'a> {
     /// Gradients of other groups that exist meanwhile.
     pub waiting: usize,
     pub offload: Offload,
+    /// Processes that share the groups of an update.
+    pub ranks: usize,
 }
 
 /// [`memory`] with parts of it in host memory.
@@ -142,11 +147,13 @@ pub fn offloaded_memory<L: MemoryLayout>(
     settings: &Settings,
     planned: &PlannedUpdate<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let PlannedUpdate { step, rows, waiting, offload } = *planned;
+    let PlannedUpdate { step, rows, waiting, offload, ranks } = *planned;
     let backend = Counting::new(like);
     let built = build_whole(&backend, model, source, settings, offload)?;
-    let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, true, 1))?;
-    counted(&backend, trainer, |trainer| trainer, step, rows, waiting)
+    let with_moments = ranks < 2 || matches!(settings.trained, Trained::Lora(_));
+    let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
+    let plan = counted(&backend, trainer, |trainer| trainer, step, rows, waiting)?;
+    Ok(MemoryPlan { bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, !with_moments), ..plan })
 }
 
 /// One device of a list.
@@ -165,6 +172,8 @@ pub struct PlannedStage<'a> {
     /// Gradients of other groups that exist meanwhile.
     pub waiting: usize,
     pub offload: Offload,
+    /// Processes that share the groups of an update.
+    pub ranks: usize,
 }
 
 /// Memory that one device of a list needs, for the micro-batches in flight too.
@@ -177,9 +186,11 @@ pub fn stage_memory<L: MemoryLayout>(
     let (PlannedStage { part, settings, step, rows, .. }, offload) = (stage, stage.offload);
     let backend = Counting::new(like);
     let built = build_placed(&backend, model, source, settings, part, offload)?;
-    let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, true, 1))?;
+    let with_moments = stage.ranks < 2 || matches!(settings.trained, Trained::Lora(_));
+    let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
     let mut plan = counted(&backend, trainer, alone, step, rows, stage.waiting)?;
+    plan.bytes_ranks = ranks::host_bytes(plan.trained_count, stage.ranks, !with_moments);
     // The batches of a group stay until it is done; those of rows that were not counted are added.
     let before = backend.bytes();
     let place = BatchPosition::of_evaluation(0);
@@ -222,6 +233,7 @@ fn counted<L: MemoryLayout, E: Engine>(
         host_items: items(&backend.host_held_at_peak(), 0),
         host_bytes_peak: backend.host_bytes_peak(),
         host_bytes_between_steps: backend.host_bytes(),
+        bytes_ranks: 0,
         items: items(&holdings, values * size_of::<f32>()),
         bytes_peak: backend.bytes_peak(),
         bytes_between_steps: backend.bytes(),

@@ -31,7 +31,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Model shape: tiny, 0.5B, 1.5B or 3B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of Qwen3.5
+    /// Model shape: tiny, 0.5B, 1.5B or 3B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of
+    /// Qwen3.5
     #[arg(long, default_value = "0.5B")]
     model: String,
     /// Rows per step

@@ -22,6 +22,19 @@ pub use team::Team;
 
 use std::sync::Arc;
 
+/// Host memory of a rank for a gradient of `count` numbers: its shard of the optimizer, if there are
+/// shards, and messages at their peak.
+///
+/// BOUND: a gradient as tensors and as messages, or the new weights of all ranks and whole tensors
+/// made of them; with shards also the part of a node that waits for the others.
+pub fn host_bytes(count: usize, ranks: usize, is_sharded: bool) -> usize {
+    if ranks < 2 {
+        return 0;
+    }
+    let (gradient, share) = (count * size_of::<f32>(), count.div_ceil(ranks) * size_of::<f32>());
+    2 * gradient + if is_sharded { 4 * share } else { 0 }
+}
+
 /// A whole message. Shared, so that it can be passed on to several ranks without a copy.
 pub type Message = Arc<Vec<u8>>;
 

@@ -168,9 +168,8 @@ fn plan_against_buffers() {
             assert_eq!(counting.bytes() + counting.host_bytes(), held, "{case}: between steps");
             let peaks = counting.bytes_peak() + counting.host_bytes_peak();
             assert!(peak <= peaks, "{case}: {peak} bytes at most, {peaks} planned");
-            // If the last block alone is trained, the tape keeps nothing of the others.
-            let kept = subject.name != "qwen2-window" || offload.optimizer || offload.weights;
-            assert_eq!(counting.host_bytes_peak() > 0, kept && !offload.is_none(), "{case}");
+            assert!(!offload.is_none() || counting.host_bytes_peak() == 0, "{case}");
+            assert!(!(offload.optimizer || offload.weights) || counting.host_bytes() > 0, "{case}");
         }
     }
 }
@@ -222,7 +221,7 @@ fn a_model_of_three_billion_weights_trains_in_full_in_32_gigabytes() {
     let step = step_settings(Profile::X2, Policy::Full, 1);
     let plan = |offload| {
         let gpu = Gpu::absent(Selector { api: Api::Cuda, index: 0 }, Some((9, 0)));
-        let planned = PlannedUpdate { step: &step, rows: &rows, waiting: 0, offload };
+        let planned = PlannedUpdate { step: &step, rows: &rows, waiting: 0, offload, ranks: 1 };
         let source = Shapes::All(isobit_models::FloatFormat::Bf16);
         offloaded_memory(gpu, &config, &source, &settings, &planned).expect("a plan")
     };

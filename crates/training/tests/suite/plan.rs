@@ -193,6 +193,7 @@ fn stages_against_buffers() {
                     group_rows: 6,
                     waiting: 0,
                     offload,
+                    ranks: 1,
                 };
                 let plan = stage_memory(cpu(), &config, &Shapes::Of(&source), &stage).expect("a plan");
                 assert_eq!(plan.items.values().sum::<usize>(), plan.bytes_peak, "{case}: items and their sum");
