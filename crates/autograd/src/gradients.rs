@@ -1,7 +1,7 @@
 //! Gradients of the trained tensors in float32, summed over a step.
 //!
-//! They rest on the device or in host memory. In host memory, a gradient comes to the device when an
-//! op adds to it and leaves when its block is done, so that the device holds those of one block.
+//! They rest on the device or in host memory. In host memory, a gradient comes to the device when
+//! an op adds to it and leaves when its block is done, so that the device holds those of one block.
 //! Parts are added on the device in the same order as without: where a sum waits does not show.
 
 use crate::TapeError;

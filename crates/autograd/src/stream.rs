@@ -1,6 +1,7 @@
 //! Weights of layers that are kept in host memory: frozen ones in the format of their file or in 4
-//! bits, trained ones in float32. A layer's weights come to the device before the layer is computed,
-//! together with those of the layer after it, and all others leave: the device holds two layers.
+//! bits, trained ones in float32. A layer's weights come to the device before the layer is
+//! computed, together with those of the layer after it, and all others leave: the device holds two
+//! layers.
 //!
 //! Slices are made on the device each time. They are a function of the numbers, so the bits are
 //! those of slices that stay.

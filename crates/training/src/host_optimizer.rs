@@ -1,6 +1,6 @@
-//! Optimizer state in host memory (`offload = ["optimizer"]`): moments, and a copy of the values that
-//! the update is computed from. The host computes it with the same bits as the device would, and new
-//! values go to the device.
+//! Optimizer state in host memory (`offload = ["optimizer"]`): moments, and a copy of the values
+//! that the update is computed from. The host computes it with the same bits as the device would,
+//! and new values go to the device.
 
 use isobit_autograd::{Gradients, Host, Parameter, Parameters, Value};
 use isobit_kernels::op::AdamWTensor;

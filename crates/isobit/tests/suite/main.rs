@@ -29,6 +29,7 @@ mod machine;
 mod model_files;
 mod model_folder;
 mod models;
+mod offload;
 mod pipes;
 mod plan;
 mod quantized;

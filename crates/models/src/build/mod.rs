@@ -100,8 +100,8 @@ pub fn build_part<B: Backend>(
     build_placed(backend, config, source, settings, part, Offload::NONE)
 }
 
-/// The same, with the matrices of layers in host memory if `offload` says so. Embedding, head, norms
-/// and adapters are on the device.
+/// The same, with the matrices of layers in host memory if `offload` says so. Embedding, head,
+/// norms and adapters are on the device.
 pub fn build_placed<B: Backend>(
     backend: &B,
     config: &Config,

@@ -142,7 +142,7 @@ fn devices_by_rank(top: &Table<'_>) -> Result<Vec<Vec<Device>>, Error> {
     })
 }
 
-/// `offload`: any of its names. The memory of the CPU is the host's, so there is nothing to offload.
+/// `offload`: any of its names. The memory of the CPU is the host's: nothing can be offloaded.
 fn offload(top: &Table<'_>) -> Result<Offload, Error> {
     let Some(entry) = top.get("offload") else { return Ok(Offload::NONE) };
     let mut offload = Offload::NONE;

@@ -1,0 +1,103 @@
+//! `offload` and `--memory`: a run that keeps parts of itself in host memory leaves the folder of a
+//! run that does not, may be resumed without them, and what makes no sense is refused.
+
+use crate::model_folder::{Folder, Shape};
+use isobit_conformance::skip;
+
+/// Whether there is an OpenCL device to offload from.
+fn is_ready(folder: &Folder, test: &str) -> bool {
+    let ready = |line: &serde_json::Value| line["device"] == "opencl:0" && line["ready"] == true;
+    let found = folder.run(&["devices", "--json"]).json().iter().any(ready);
+    if !found {
+        skip(test, &[("opencl:0".to_string(), "not ready on this machine".to_string())]);
+    }
+    found
+}
+
+fn in_full(folder: &Folder) {
+    let config = folder.text("config.toml");
+    let adapter = config.find("[adapter]").expect("a section");
+    folder.put("config.toml", format!("{}[adapter]\ntype = \"full\"\n", &config[..adapter]));
+}
+
+#[test]
+fn a_run_leaves_the_same_folder() {
+    let (lora, full, experts) = (Folder::new(Shape::TINY), Folder::new(Shape::TINY), Folder::of_experts());
+    if !is_ready(&lora, "offload::a_run_leaves_the_same_folder") {
+        return;
+    }
+    in_full(&full);
+    in_full(&experts);
+    let all = "offload=optimizer,activations,weights";
+    for (folder, ways) in [(&lora, &[all][..]), (&full, &["offload=optimizer", all]), (&experts, &[all])] {
+        folder.trained("first", &[]);
+        for (at, way) in ways.iter().enumerate() {
+            let output = format!("way-{at}");
+            folder.trained(&output, &["device=opencl:0", way]);
+            folder.same("first", &output);
+        }
+        // Back to a checkpoint and on with everything on the device, then the other way round.
+        folder.trained("way-0", &["device=opencl:0", "--resume-from=checkpoint-6"]);
+        folder.same("first", "way-0");
+        folder.trained("way-0", &["device=opencl:0", "offload=weights", "--resume-from=checkpoint-9"]);
+        folder.same("first", "way-0");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = Folder::new(Shape::TINY);
+    let refused = |sets: &[&str], code: i32, parts: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        folder.run(&[&["train", "config.toml"], &sets[..]].concat()).says(code, parts);
+        assert!(!folder.has("out"), "nothing is written");
+    };
+    refused(&["device=cuda:0", "offload=moments"], 2, &["`moments` cannot be offloaded", "\"optimizer\""]);
+    refused(&["offload=optimizer"], 2, &["the CPU computes in host memory already", "name a card"]);
+    refused(&["device=cpu,cpu", "offload=weights"], 2, &["the CPU computes in host memory already"]);
+    let limited = folder.run(&["train", "config.toml", "--memory", "1"]);
+    limited.says(2, &["--memory limits the memory of a card", "ulimit -v"]);
+    let lists = ["train", "config.toml", "--device", "cpu,cpu", "--memory", "1,1,1"];
+    folder.run(&lists).says(2, &["3 memories are given for 2 devices"]);
+    let bench = ["bench", "step", "--model", "tiny", "--offload", "gradients"];
+    folder.run(&bench).says(2, &["`gradients` cannot be offloaded"]);
+}
+
+/// The limit holds even if nothing was planned.
+#[test]
+fn a_limit_on_memory_ends_the_run() {
+    let folder = Folder::new(Shape::TINY);
+    if !is_ready(&folder, "offload::a_limit_on_memory_ends_the_run") {
+        return;
+    }
+    let train = ["train", "config.toml", "--device", "opencl:0", "--memory", "0.0001"];
+    folder.run(&train).says(4, &["needs", "--memory", "--no-plan"]);
+    let ran = folder.run(&[&train[..], &["--no-plan"]].concat());
+    ran.says(4, &["a buffer of", "exceeds --memory", "isobit plan"]);
+}
+
+/// Card and host by item, and the ranks of a config with devices for each.
+#[test]
+fn the_plan_counts_the_host() {
+    let folder = Folder::new(Shape::TINY);
+    in_full(&folder);
+    let plan = |sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let ran = folder.run(&[&["plan", "config.toml", "--memory", "1", "--json"], &sets[..]].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        ran.json()
+    };
+    let bytes = |plan: &serde_json::Value, name: &str| plan[name].as_u64().unwrap_or(0);
+    let whole = plan(&["device=cuda:0"]).remove(0);
+    let offloaded = plan(&["device=cuda:0", "offload=optimizer,activations,weights"]).remove(0);
+    assert_eq!((bytes(&whole, "host_bytes"), bytes(&offloaded, "optimizer_bytes")), (0, 0));
+    assert!(bytes(&offloaded, "host_bytes") > bytes(&whole, "optimizer_bytes"), "{offloaded}");
+    assert!(bytes(&offloaded, "total_bytes") < bytes(&whole, "total_bytes"), "{offloaded}");
+    let by_rank = plan(&["devices_by_rank=[\"cuda:0\", \"cpu,cpu\", \"cuda:0\"]", "gradient_groups=4"]);
+    let devices: Vec<&str> = by_rank.iter().filter_map(|plan| plan["device"].as_str()).collect();
+    assert_eq!(devices.len(), 2, "{devices:?}");
+    assert!(devices[0].starts_with("cuda:0") && devices[1] == "cpu,cpu", "{devices:?}");
+    // Shards of the optimizer are on the host.
+    assert_eq!(bytes(&by_rank[0], "optimizer_bytes"), 0);
+    assert!(bytes(&by_rank[0], "rank_host_bytes") > 0 && bytes(&whole, "rank_host_bytes") == 0);
+}
