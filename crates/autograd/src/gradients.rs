@@ -255,12 +255,11 @@ impl<B: Backend> Gradients<B> {
         if own.is_empty() {
             return;
         }
-        match &self.host {
-            Some(host) => host.scale(own.iter_mut().filter_map(|sum| sum.host.as_mut()).collect(), factor),
-            None => {
-                let tensors = own.iter_mut().filter_map(|sum| sum.device.as_mut()).collect();
-                backend.run(Scale { tensors, factor });
-            }
+        if let Some(host) = &self.host {
+            host.scale(own.iter_mut().filter_map(|sum| sum.host.as_mut()).collect(), factor);
+        } else {
+            let tensors = own.iter_mut().filter_map(|sum| sum.device.as_mut()).collect();
+            backend.run(Scale { tensors, factor });
         }
     }
 

@@ -10,6 +10,7 @@ use crate::stream::Direction;
 use crate::tape::Tape;
 use isobit_kernels::{Backend, DeviceFailure};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::rc::Rc;
 
 /// What is kept in host memory.
@@ -58,17 +59,19 @@ fn replace<'t, B: Backend + 't>(
 ) -> Result<(), DeviceFailure> {
     let mut moved = Moved::new();
     for tensor in tensors {
-        let address = Rc::as_ptr(tensor).addr();
-        if !moved.contains_key(&address) {
-            let new = Rc::new(make(tensor)?);
-            moved.insert(address, (Rc::clone(tensor), new));
-        }
-        *tensor = Rc::clone(&moved[&address].1);
+        let (_, new) = match moved.entry(Rc::as_ptr(tensor).addr()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let new = Rc::new(make(tensor)?);
+                place.insert((Rc::clone(tensor), new))
+            }
+        };
+        *tensor = Rc::clone(new);
     }
     Ok(())
 }
 
-impl<'a, B: Backend> Tape<'a, B> {
+impl<B: Backend> Tape<'_, B> {
     /// Keeps activations in host memory between the forward and the backward pass of their block.
     #[must_use]
     pub fn with_activations_on_host(self, activations_on_host: bool) -> Self {

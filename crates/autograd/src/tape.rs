@@ -76,6 +76,7 @@ impl<B: Backend> Clone for Variable<B> {
 pub(crate) type Gradient<B> = Option<Rc<Lease<B>>>;
 
 /// Records a forward pass over one micro-batch and plays it backward.
+#[expect(clippy::struct_excessive_bools, reason = "each is a state of the tape of its own")]
 pub struct Tape<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) arena: Rc<Arena<B>>,

@@ -102,7 +102,9 @@ impl Chosen {
             }
             Self::Gpu(selector) => Box::new(move |stage: Stage<'_>| {
                 let gpu = Gpu::open(selector)?;
-                how.limit.iter().for_each(|bytes| gpu.limit_memory(*bytes));
+                if let Some(bytes) = how.limit {
+                    gpu.limit_memory(bytes);
+                }
                 stage.with_offload(how.offload, how.threads).run(gpu);
                 Ok(())
             }),
@@ -202,7 +204,9 @@ pub(crate) fn on_limited_device<J: Job>(
         Chosen::Gpu(selector) => {
             let gpu = Gpu::open(selector).map_err(|failure| Failure::device(failure.to_string(), HINT))?;
             say(&gpu.name());
-            limit.iter().for_each(|bytes| gpu.limit_memory(*bytes));
+            if let Some(bytes) = limit {
+                gpu.limit_memory(bytes);
+            }
             Ok(job.run(gpu))
         }
     }

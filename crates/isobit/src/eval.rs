@@ -98,15 +98,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let rows = rows(arguments, folder, run.as_ref())?;
     let quiet = arguments.options.quiet || arguments.json;
     let work = Evaluating { arguments, model: &model, rows: &rows };
-    let (device, evaluation) = match &devices[..] {
-        [chosen] => (chosen.name(), on_device(chosen, quiet, work)??),
-        _ => {
-            // The map of a config is for its own list.
-            let own =
-                |run: &&Run| run.devices.iter().map(ToString::to_string).eq(names.iter().map(ToString::to_string));
-            let layers = run.as_ref().filter(own).map_or(&[][..], |run| &run.device_layers);
-            work.divided(devices, layers, quiet)?
-        }
+    let (device, evaluation) = if let [chosen] = &devices[..] {
+        (chosen.name(), on_device(chosen, quiet, work)??)
+    } else {
+        // The map of a config is for its own list.
+        let own = |run: &&Run| run.devices.iter().map(ToString::to_string).eq(names.iter().map(ToString::to_string));
+        let layers = run.as_ref().filter(own).map_or(&[][..], |run| &run.device_layers);
+        work.divided(devices, layers, quiet)?
     };
     print(arguments, &device, &evaluation).map_err(|error| Failure::output(&error))
 }

@@ -84,9 +84,11 @@ pub(crate) struct Available {
 
 /// The free memory of this machine, for each of its ranks.
 pub(crate) fn free(ranks_here: usize) -> Option<Available> {
-    let mut free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
-    free.iter_mut().for_each(|free| free.share(ranks_here));
-    free
+    free_memory().map(|free| {
+        let mut available = Available { bytes: free.bytes, of: free.of.to_string() };
+        available.share(ranks_here);
+        available
+    })
 }
 
 impl Available {
