@@ -61,7 +61,7 @@ pub(crate) struct HostFit {
 }
 
 impl HostFit {
-    /// Of a card that offloads, or of a rank on one. The host of a card that is not here is unknown.
+    /// Of a card that offloads, or of a rank on one. The host of a card elsewhere is unknown.
     fn of(plan: &MemoryPlan, offload: Offload, ranks: Ranks, is_here: bool) -> Option<Self> {
         if offload.is_none() && ranks.all < 2 {
             return None;

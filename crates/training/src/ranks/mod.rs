@@ -22,8 +22,8 @@ pub use team::Team;
 
 use std::sync::Arc;
 
-/// Host memory of a rank for a gradient of `count` numbers: its shard of the optimizer, if there are
-/// shards, and messages at their peak.
+/// Host memory of a rank for a gradient of `count` numbers: its shard of the optimizer, if there
+/// are shards, and messages at their peak.
 ///
 /// BOUND: a gradient as tensors and as messages, or the new weights of all ranks and whole tensors
 /// made of them; with shards also the part of a node that waits for the others.
