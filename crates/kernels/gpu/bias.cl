@@ -13,8 +13,8 @@ KERNEL(GROUP) bias_forward(GLOBAL float *y, GLOBAL const float *bias, uint width
 // Values that a work item asks for before it uses the first.
 #define AHEAD 8u
 
-// Sums of single blocks of tokens from `first_block` on, `tiles` groups of columns for each; `blocks`
-// holds first token and end of each.
+// Sums of single blocks of tokens from `first_block` on, `tiles` groups of columns for each;
+// `blocks` holds first token and end of each.
 KERNEL(GROUP) bias_backward(
     GLOBAL float *sums,
     GLOBAL const float *dy,

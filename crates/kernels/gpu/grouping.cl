@@ -41,8 +41,9 @@ KERNEL(GROUP) grouping_count(
     }
 }
 
-// One group. offsets[block, expert]: pairs of the expert in earlier blocks; row_counts[row, expert];
-// starts[expert]: the expert's first row. Row r of data has the blocks firsts[r] .. firsts[r + 1].
+// One group. offsets[block, expert]: pairs of the expert in earlier blocks; row_counts[row,
+// expert]; starts[expert]: the expert's first row. Row r of data has the blocks firsts[r] ..
+// firsts[r + 1].
 KERNEL(GROUP) grouping_starts(
     GLOBAL uint *row_counts, GLOBAL uint *offsets, GLOBAL uint *starts, GLOBAL const uint *counts,
     GLOBAL const uint *firsts, uint rows, uint experts) {

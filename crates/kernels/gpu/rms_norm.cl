@@ -120,8 +120,8 @@ KERNEL(GROUP) rms_norm_backward(
     }
 }
 
-// Sums of single blocks of tokens from `first_block` on, `tiles` groups of columns for each; `blocks`
-// holds first token and end of each. token_sums.cl adds them.
+// Sums of single blocks of tokens from `first_block` on, `tiles` groups of columns for each;
+// `blocks` holds first token and end of each. token_sums.cl adds them.
 KERNEL(GROUP) rms_norm_grad_weight(
     GLOBAL float *sums,
     GLOBAL const float *dy,

@@ -1,5 +1,5 @@
-// Rows cut into slices (docs/numerics.md, "Slices"), four numbers to a load: slice_rows, slice_folded
-// with one weight, and slice_weight of slices.cl where widths are multiples of four.
+// Rows cut into slices (docs/numerics.md, "Slices"), four numbers to a load: slice_rows,
+// slice_folded with one weight, and slice_weight of slices.cl where widths are multiples of four.
 
 #define WARPS (GROUP / 32)
 // Loads of a lane for one chunk.

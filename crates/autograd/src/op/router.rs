@@ -51,8 +51,8 @@ impl<B: Backend> Router<B> {
 }
 
 /// Which experts the tokens of a layer go to, on the device. The host reads only how many each
-/// expert gets, and only when a product of experts is about to be enqueued: copies of the tokens and
-/// their slices do not wait for it.
+/// expert gets, and only when a product of experts is about to be enqueued: copies of the tokens
+/// and their slices do not wait for it.
 pub(crate) struct Grouping<B: Backend> {
     pub(crate) indices: U32<B>,
     /// The token of each grouped row.

@@ -53,7 +53,6 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// A model, an adapter and a merge that PEFT made: equal to the contract on bits, and to PEFT
 /// within the bound that the contract derives.
 #[test]
-#[expect(clippy::float_arithmetic, reason = "a bound is computed")]
 fn a_merge_is_that_of_peft() {
     let folder = Folder::new(Shape::TINY);
     let (adapter, base) = (fixture("qwen2-base-lora/adapter"), fixture("qwen2-base"));
@@ -132,7 +131,6 @@ fn experts_of_every_layout() {
 /// A trained run, with any number of threads: one result, and its evaluation is that of the
 /// adapter.
 #[test]
-#[expect(clippy::float_arithmetic, reason = "losses are compared")]
 fn a_run_is_merged_into_its_base() {
     let folder = Folder::new(Shape::TINY);
     folder.put("model/generation_config.json", "{\"eos_token_id\": 1}");
@@ -187,6 +185,7 @@ fn put_adapter(folder: &Folder, name: &str, targets: &[&str], all: &[Named]) {
     put_tensors(&folder.path(name).join("adapter_model.safetensors"), all);
 }
 
+#[expect(clippy::float_arithmetic, reason = "numbers for a test")]
 fn ramp(length: usize, seed: usize) -> Vec<f32> {
     (0..length).map(|at| ((at * 37 + seed * 11) % 64) as f32 / 256.0).collect()
 }

@@ -30,8 +30,8 @@ pub(super) fn forward(gpu: &Gpu, y: &mut GpuBuffer<f32>, bias: &GpuBuffer<f32>) 
 impl Run<BiasBackward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut BiasBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         let width = dimension(op.dbias.len());
-        token_sums::add(self, op.dbias, op.row_starts, workspace, |Blocks { sums, blocks, first, tiles, groups }| {
-            self.launch(&BIAS, "bias_backward", groups, arguments![sums, op.dy, blocks, first, width, tiles]);
+        token_sums::add(self, op.dbias, op.row_starts, workspace, |Blocks { sums, table, first, tiles, groups }| {
+            self.launch(&BIAS, "bias_backward", groups, arguments![sums, op.dy, table, first, width, tiles]);
         });
     }
 }

@@ -468,7 +468,8 @@ impl Drop for Cuda {
         // Without its context the card is gone, along with its modules.
         let Ok(driver) = self.driver() else { return };
         // SAFETY: this context, which is current, loaded the modules and made the slots; each is
-        // unloaded or freed once, after the device has finished. The context itself is released after this, by its own drop.
+        // unloaded or freed once, after the device has finished. The context itself is released
+        // after this, by its own drop.
         unsafe {
             (driver.synchronize)();
             for slot in self.reads.take().into_slots() {

@@ -444,7 +444,7 @@ pub(super) fn slice_folded(gpu: &Gpu, dy: Arriving, operands: &SlicedOperands) {
         let rows = tiles.rows.len();
         let factors = Some(right.scales.at::<f32>(right.first));
         let rows = FactoredRows { x: dy.place.at::<f32>(dy.column), factors, rows, width, stride: dy.stride };
-        return slices::slice_rows_4(gpu, (left.planes, left.scales, plane_rows), rows, profile);
+        return slices::slice_rows_4(gpu, (left.planes, left.scales, plane_rows), &rows, profile);
     }
     let chosen = tiles.of_weights(weights);
     let arguments = arguments![

@@ -26,8 +26,8 @@ impl Run<RmsNormBackward<'_, GpuMemory>> for Gpu {
             arguments![&mut *op.dx, op.dy, op.x, op.inverse, op.weight, p.tokens, width(p), flags[0], flags[1]];
         self.launch(&RMS_NORM, "rms_norm_backward", Groups::each(p.tokens.div_ceil(TOKENS)), arguments);
         let Some(dweight) = op.dweight.as_deref_mut() else { return };
-        token_sums::add(self, dweight, op.row_starts, workspace, |Blocks { sums, blocks, first, tiles, groups }| {
-            let arguments = arguments![sums, op.dy, op.x, op.inverse, blocks, first, width(p), tiles];
+        token_sums::add(self, dweight, op.row_starts, workspace, |Blocks { sums, table, first, tiles, groups }| {
+            let arguments = arguments![sums, op.dy, op.x, op.inverse, table, first, width(p), tiles];
             self.launch(&RMS_NORM, "rms_norm_grad_weight", groups, arguments);
         });
     }

@@ -111,7 +111,7 @@ pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
         return slice_rows_4(
             gpu,
             (planes, scales, rows),
-            FactoredRows { x, factors: None, rows, width, stride: width },
+            &FactoredRows { x, factors: None, rows, width, stride: width },
             profile,
         );
     }
@@ -136,15 +136,15 @@ pub(super) struct FactoredRows {
     pub(super) stride: usize,
 }
 
-/// Slices rows into the first rows of `planes` and `scales`, which have `plane_rows` of them. Starts
-/// are [`in_fours`].
+/// Slices rows into the first rows of `planes` and `scales`, which have `plane_rows` of them.
+/// Starts are [`in_fours`].
 pub(super) fn slice_rows_4(
     gpu: &Gpu,
     (planes, scales, plane_rows): (DevicePointer, DevicePointer, usize),
-    from: FactoredRows,
+    from: &FactoredRows,
     profile: Profile,
 ) {
-    let FactoredRows { x, factors, rows, width, stride } = from;
+    let FactoredRows { x, factors, rows, width, stride } = *from;
     let arguments = [
         planes.into(),
         scales.into(),

@@ -22,7 +22,7 @@ pub(super) fn workspace(gpu: &Gpu, row_starts: &[usize], width: usize) -> usize 
 /// Some blocks, as a kernel needs them that writes their sums, with `tiles` groups for each.
 pub(super) struct Blocks<'a> {
     pub(super) sums: DevicePointer,
-    pub(super) blocks: &'a GpuBuffer<u32>,
+    pub(super) table: &'a GpuBuffer<u32>,
     pub(super) first: u32,
     pub(super) tiles: u32,
     pub(super) groups: Groups,
@@ -42,7 +42,7 @@ pub(super) fn add(
     for first in (0..count).step_by(BLOCKS_AT_ONCE) {
         let here = (count - first).min(BLOCKS_AT_ONCE);
         let groups = Groups::each(here * tiles);
-        launch(Blocks { sums, blocks: &blocks, first: dimension(first), tiles: dimension(tiles), groups });
+        launch(Blocks { sums, table: &blocks, first: dimension(first), tiles: dimension(tiles), groups });
         let arguments = arguments![&*result, sums, dimension(here), dimension(width)];
         gpu.launch(&TOKEN_SUMS, "token_sums", Groups::each(tiles), arguments);
     }

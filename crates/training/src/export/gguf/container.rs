@@ -80,12 +80,16 @@ fn put_value(bytes: &mut Vec<u8>, value: &GgufValue) {
         GgufValue::Texts(texts) => {
             bytes.extend(TEXT.to_le_bytes());
             bytes.extend((texts.len() as u64).to_le_bytes());
-            texts.iter().for_each(|text| put_text(bytes, text));
+            for text in texts {
+                put_text(bytes, text);
+            }
         }
         GgufValue::I32s(values) => {
             bytes.extend(I32.to_le_bytes());
             bytes.extend((values.len() as u64).to_le_bytes());
-            values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+            for value in values {
+                bytes.extend(value.to_le_bytes());
+            }
         }
     }
 }

@@ -194,7 +194,9 @@ fn scaled_b(tensor: &GgufTensor, of: &LowRankFactors, alpha: f32) -> Vec<f32> {
     let given = alpha / of.rank as f32;
     if given != of.scale {
         let factor = f64::from(of.scale) / f64::from(given);
-        b.iter_mut().for_each(|value| *value = (f64::from(*value) * factor) as f32);
+        for value in &mut b {
+            *value = (f64::from(*value) * factor) as f32;
+        }
     }
     b
 }
