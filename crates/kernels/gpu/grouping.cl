@@ -120,7 +120,7 @@ KERNEL(GROUP) grouping_place(
             for (uint n = 0u; n < EACH; n++) {
                 if (expert == l + n * GROUP) {
                     places[start + i] = next[n];
-                    tokens[next[n]] = (start + i) / slots;
+                    tokens[next[n]] = div_u32(start + i, slots);
                     next[n]++;
                 }
             }
