@@ -73,18 +73,35 @@ impl Pool {
         let protocol = Arc::new(Protocol::new(threads - 1));
         let mut pool = Self { protocol, workers: Vec::with_capacity(threads - 1), threads };
         for worker in 1..threads {
-            let protocol = Arc::clone(&pool.protocol);
-            let serve = move || {
-                INSIDE.set(true);
-                protocol.serve(worker);
-            };
-            match std::thread::Builder::new().name(format!("isobit-{worker}")).spawn(serve) {
+            match pool.start(worker) {
                 Ok(handle) => pool.workers.push(handle),
                 // The started threads end with the pool, which runs no job.
                 Err(source) => return Err(TooFewThreads { started: worker, threads, source }),
             }
         }
         Ok(pool)
+    }
+
+    /// Starts one worker and waits until it runs. A new thread maps its signal stack by itself, and
+    /// the standard library aborts the process where that is refused; so the address space for a
+    /// stack and what goes with it must be there before, and no other thread takes it meanwhile.
+    fn start(&self, worker: usize) -> std::io::Result<JoinHandle<()>> {
+        const STACK_BYTES: usize = 2 << 20;
+        const BESIDE_STACK_BYTES: usize = 1 << 20;
+        drop(memmap2::MmapMut::map_anon(STACK_BYTES + BESIDE_STACK_BYTES)?);
+        let protocol = Arc::clone(&self.protocol);
+        let (runs, running) = std::sync::mpsc::sync_channel(1);
+        let serve = move || {
+            INSIDE.set(true);
+            // Nobody waits only if the pool is gone; the protocol says so next.
+            let _ = runs.send(());
+            protocol.serve(worker);
+        };
+        let thread = std::thread::Builder::new().name(format!("isobit-{worker}")).stack_size(STACK_BYTES);
+        let handle = thread.spawn(serve)?;
+        // An error means that the thread ended, which joining it reports.
+        let _ = running.recv();
+        Ok(handle)
     }
 
     pub fn threads(&self) -> usize {
