@@ -39,6 +39,10 @@ static struct {
     int (*free)(address);
     int (*to_device)(address, const void *, size_t);
     int (*to_host)(void *, address, size_t);
+    int (*to_device_later)(address, const void *, size_t, void *);
+    int (*to_host_later)(void *, address, size_t, void *);
+    int (*lock_pages)(void *, size_t, uint);
+    int (*unlock_pages)(void *);
     int (*fill)(address, unsigned char, size_t, void *);
     int (*load)(void **, const void *);
     int (*unload)(void *);
@@ -81,6 +85,10 @@ static void open_cuda(void) {
         && find(library, "cuCtxSetCurrent", &cuda.set_context) && find(library, "cuCtxSynchronize", &cuda.synchronize)
         && find(library, "cuMemAlloc_v2", &cuda.allocate) && find(library, "cuMemFree_v2", &cuda.free)
         && find(library, "cuMemcpyHtoD_v2", &cuda.to_device) && find(library, "cuMemcpyDtoH_v2", &cuda.to_host)
+        && find(library, "cuMemcpyHtoDAsync_v2", &cuda.to_device_later)
+        && find(library, "cuMemcpyDtoHAsync_v2", &cuda.to_host_later)
+        && find(library, "cuMemHostRegister_v2", &cuda.lock_pages)
+        && find(library, "cuMemHostUnregister", &cuda.unlock_pages)
         && find(library, "cuMemsetD8Async", &cuda.fill) && find(library, "cuModuleLoadData", &cuda.load)
         && find(library, "cuModuleUnload", &cuda.unload) && find(library, "cuModuleGetFunction", &cuda.function)
         && find(library, "cuLaunchKernel", &cuda.launch) && find(library, "cuGetErrorName", &cuda.error_name)
@@ -212,6 +220,28 @@ int hipMemcpy(void *to, const void *from, size_t bytes, int kind) {
     default:
         return NOT_SUPPORTED;
     }
+}
+
+int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
+    if (!has_cuda()) {
+        return NO_DEVICE;
+    }
+    switch (kind) {
+    case 1:
+        return cuda.to_device_later((address)(size_t)to, from, bytes, stream);
+    case 2:
+        return cuda.to_host_later(to, (address)(size_t)from, bytes, stream);
+    default:
+        return NOT_SUPPORTED;
+    }
+}
+
+int hipHostRegister(void *host, size_t bytes, uint flags) {
+    return has_cuda() ? cuda.lock_pages(host, bytes, flags) : NO_DEVICE;
+}
+
+int hipHostUnregister(void *host) {
+    return has_cuda() ? cuda.unlock_pages(host) : NO_DEVICE;
 }
 
 int hipMemsetAsync(void *to, int value, size_t bytes, void *stream) {

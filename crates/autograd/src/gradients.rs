@@ -10,10 +10,66 @@ use isobit_kernels::backend::Length;
 use isobit_kernels::op::{Add, Scale, SumSquares};
 use isobit_kernels::tensor::{F32, HostF32, HostMemory};
 use isobit_kernels::{Backend, DeviceFailure, HostOps};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// What computes on gradients in host memory.
 pub type Host<B> = Rc<dyn HostOps<HostMemory<B>>>;
+
+/// Host memory for gradients: what computes there, and buffers of earlier gradients by length, to
+/// be used again. New ones would cost page faults in every update.
+pub struct HostPlace<B: Backend> {
+    host: Host<B>,
+    /// Bytes that may wait on the device until the group is done.
+    waiting_max: usize,
+    free: RefCell<BTreeMap<usize, Vec<HostF32<B>>>>,
+}
+
+impl<B: Backend> HostPlace<B> {
+    /// At the end of a block gradients go to host memory if they are more than `waiting_max` bytes,
+    /// at the end of a group in any case.
+    pub fn new(host: Host<B>, waiting_max: usize) -> Rc<Self> {
+        Rc::new(Self { host, waiting_max, free: RefCell::default() })
+    }
+
+    /// A buffer to be overwritten.
+    fn take(self: &Rc<Self>, backend: &B, length: usize) -> HostSum<B> {
+        let old = self.free.borrow_mut().get_mut(&length).and_then(Vec::pop);
+        let numbers = old.unwrap_or_else(|| backend.host_zeros(length));
+        HostSum { numbers: Some(numbers), place: Rc::clone(self) }
+    }
+
+    fn upload(self: &Rc<Self>, backend: &B, numbers: &[f32]) -> HostSum<B> {
+        let mut sum = self.take(backend, numbers.len());
+        self.host.overwrite(sum.numbers_mut(), numbers);
+        sum
+    }
+}
+
+/// A buffer of a [`HostPlace`]; dropping it gives it back.
+struct HostSum<B: Backend> {
+    numbers: Option<HostF32<B>>,
+    place: Rc<HostPlace<B>>,
+}
+
+impl<B: Backend> HostSum<B> {
+    fn numbers(&self) -> &HostF32<B> {
+        self.numbers.as_ref().expect("until it is dropped")
+    }
+
+    fn numbers_mut(&mut self) -> &mut HostF32<B> {
+        self.numbers.as_mut().expect("until it is dropped")
+    }
+}
+
+impl<B: Backend> Drop for HostSum<B> {
+    fn drop(&mut self) {
+        if let Some(numbers) = self.numbers.take() {
+            self.place.free.borrow_mut().entry(numbers.len()).or_default().push(numbers);
+        }
+    }
+}
 
 pub struct Gradients<B: Backend> {
     all: Vec<Sum<B>>,
@@ -24,16 +80,14 @@ pub struct Gradients<B: Backend> {
     /// of the step on its own; otherwise the order would depend on the micro-batches.
     tied: Option<(ParameterId, Sum<B>)>,
     /// None if they rest on the device.
-    host: Option<Host<B>>,
-    /// Bytes that may wait on the device until the group is done.
-    waiting_max: usize,
+    host: Option<Rc<HostPlace<B>>>,
 }
 
 /// One gradient. Where it is in neither memory, it is zero.
 struct Sum<B: Backend> {
     length: usize,
     device: Option<F32<B>>,
-    host: Option<HostF32<B>>,
+    host: Option<HostSum<B>>,
 }
 
 impl<B: Backend> Sum<B> {
@@ -47,16 +101,17 @@ impl<B: Backend> Sum<B> {
         self.device.get_or_insert_with(|| {
             let mut device = backend.zeros(length);
             if let Some(host) = host {
-                backend.load(&mut device, host);
+                backend.load(&mut device, host.numbers());
             }
             device
         })
     }
 
     /// Moves it to host memory, if it is on the device.
-    fn leave(&mut self, backend: &B) -> Result<(), DeviceFailure> {
+    fn leave(&mut self, backend: &B, place: &Rc<HostPlace<B>>) -> Result<(), DeviceFailure> {
         if let Some(device) = self.device.take() {
-            backend.save(self.host.get_or_insert_with(|| backend.host_zeros(self.length)), &device)?;
+            let host = self.host.get_or_insert_with(|| place.take(backend, self.length));
+            backend.save(host.numbers_mut(), &device)?;
         }
         Ok(())
     }
@@ -66,15 +121,15 @@ impl<B: Backend> Sum<B> {
     }
 
     fn on_host(&self) -> &HostF32<B> {
-        self.host.as_ref().expect("it rests in host memory")
+        self.host.as_ref().expect("it rests in host memory").numbers()
     }
 
     /// The sum of two, where they rest.
-    fn plus(&self, right: &Self, backend: &B, host: Option<&Host<B>>) -> Self {
+    fn plus(&self, right: &Self, backend: &B, place: Option<&Rc<HostPlace<B>>>) -> Self {
         let mut sum = Self::zero(self.length);
-        if let Some(host) = host {
-            let mut y = backend.host_zeros(self.length);
-            host.add(&mut y, self.on_host(), right.on_host());
+        if let Some(place) = place {
+            let mut y = place.take(backend, self.length);
+            place.host.add(y.numbers_mut(), self.on_host(), right.on_host());
             sum.host = Some(y);
         } else {
             let mut y = backend.zeros(self.length);
@@ -93,24 +148,28 @@ impl<B: Backend> Gradients<B> {
         Self::new(all, false, None)
     }
 
-    /// In host memory. At the end of a block they go there if they are more than `waiting_max`
-    /// bytes, at the end of a group in any case.
-    pub fn zeros_on(host: Host<B>, waiting_max: usize, parameters: &Parameters<B>) -> Self {
+    /// In host memory.
+    pub fn zeros_on(host: Rc<HostPlace<B>>, parameters: &Parameters<B>) -> Self {
         let all = parameters.all.iter().map(|parameter| Sum::zero(parameter.length())).collect();
-        Self { waiting_max, ..Self::new(all, false, Some(host)) }
+        Self::new(all, false, Some(host))
     }
 
-    fn new(all: Vec<Sum<B>>, reached: bool, host: Option<Host<B>>) -> Self {
+    fn new(all: Vec<Sum<B>>, reached: bool, host: Option<Rc<HostPlace<B>>>) -> Self {
         let [reached, awaited] = [reached, false].map(|value| vec![value; all.len()]);
-        Self { all, reached, awaited, tied: None, host, waiting_max: 0 }
+        Self { all, reached, awaited, tied: None, host }
     }
 
     /// Gradients made elsewhere: a part per parameter, and possibly the embedding's part of a tied
     /// table, which is the first parameter.
-    pub fn from_parts(backend: &B, host: Option<Host<B>>, parts: &[Vec<f32>], parameters: &Parameters<B>) -> Self {
+    pub fn from_parts(
+        backend: &B,
+        host: Option<Rc<HostPlace<B>>>,
+        parts: &[Vec<f32>],
+        parameters: &Parameters<B>,
+    ) -> Self {
         let sum = |part: &Vec<f32>| match &host {
             None => Sum { device: Some(backend.upload(part)), ..Sum::zero(part.len()) },
-            Some(host) => Sum { host: Some(host.upload(part)), ..Sum::zero(part.len()) },
+            Some(place) => Sum { host: Some(place.upload(backend, part)), ..Sum::zero(part.len()) },
         };
         let mut all: Vec<Sum<B>> = parts.iter().map(sum).collect();
         let tied = all.split_off(parameters.len()).pop().map(|part| (ParameterId(0), part));
@@ -122,7 +181,7 @@ impl<B: Backend> Gradients<B> {
         let parts = self.all.iter().chain(self.tied.as_ref().map(|(_, part)| part));
         let numbers = |part: &Sum<B>| match &self.host {
             None => backend.download(part.on_device()),
-            Some(host) => host.download(part.on_host()),
+            Some(place) => place.host.download(part.on_host()),
         };
         parts.map(numbers).collect()
     }
@@ -178,24 +237,23 @@ impl<B: Backend> Gradients<B> {
     /// A block is done: gradients that rest in host memory go there, unless they are few.
     pub(crate) fn leave_block(&mut self, backend: &B) -> Result<(), DeviceFailure> {
         let waiting = |sum: &Sum<B>| sum.device.as_ref().map_or(0, |device| device.len() * size_of::<f32>());
-        let most = self.waiting_max;
-        if self.host.is_some() && self.sums().map(|sum| waiting(sum)).sum::<usize>() > most {
-            self.sums().try_for_each(|sum| sum.leave(backend))?;
+        let Some(place) = self.host.clone() else { return Ok(()) };
+        if self.sums().map(|sum| waiting(sum)).sum::<usize>() > place.waiting_max {
+            self.sums().try_for_each(|sum| sum.leave(backend, &place))?;
         }
         Ok(())
     }
 
     /// A group is done: all are where they rest.
     pub fn rest(&mut self, backend: &B) -> Result<(), DeviceFailure> {
-        if self.host.is_none() {
-            return Ok(());
-        }
+        let Some(place) = self.host.clone() else { return Ok(()) };
         self.sums().try_for_each(|sum| {
-            sum.leave(backend)?;
+            sum.leave(backend, &place)?;
             let length = sum.length;
-            sum.host.get_or_insert_with(|| backend.host_zeros(length));
+            sum.host.get_or_insert_with(|| place.upload(backend, &vec![0.0; length]));
             Ok(())
-        })
+        })?;
+        backend.finish_saves()
     }
 
     fn sums(&mut self) -> impl Iterator<Item = &mut Sum<B>> {
@@ -228,7 +286,7 @@ impl<B: Backend> Gradients<B> {
         let mut part = Sum::zero(head.len());
         match &self.host {
             None => part.device = Some(backend.upload(head)),
-            Some(host) => part.host = Some(host.upload(head)),
+            Some(place) => part.host = Some(place.upload(backend, head)),
         }
         self.all[id.0] = part.plus(&self.all[id.0], backend, self.host.as_ref());
     }
@@ -238,7 +296,7 @@ impl<B: Backend> Gradients<B> {
     pub fn sums_of_squares(&self, backend: &B, count: usize) -> Result<Vec<f32>, DeviceFailure> {
         let own = &self.all[..count];
         match &self.host {
-            Some(host) => host.sums_of_squares(&own.iter().map(Sum::on_host).collect::<Vec<_>>()),
+            Some(place) => place.host.sums_of_squares(&own.iter().map(Sum::on_host).collect::<Vec<_>>()),
             None if own.is_empty() => Ok(Vec::new()),
             None => {
                 let tensors: Vec<_> = own.iter().map(Sum::on_device).collect();
@@ -255,8 +313,9 @@ impl<B: Backend> Gradients<B> {
         if own.is_empty() {
             return;
         }
-        if let Some(host) = &self.host {
-            host.scale(own.iter_mut().filter_map(|sum| sum.host.as_mut()).collect(), factor);
+        if let Some(place) = &self.host {
+            let tensors = own.iter_mut().filter_map(|sum| sum.host.as_mut().map(HostSum::numbers_mut));
+            place.host.scale(tensors.collect(), factor);
         } else {
             let tensors = own.iter_mut().filter_map(|sum| sum.device.as_mut()).collect();
             backend.run(Scale { tensors, factor });

@@ -16,7 +16,7 @@ mod stream;
 mod tape;
 
 pub use deferred::Deferral;
-pub use gradients::{Gradients, Host};
+pub use gradients::{Gradients, Host, HostPlace};
 pub use offload::Offload;
 pub use op::attention::AttentionShape;
 pub use op::balance::{Balance, BalanceSums};

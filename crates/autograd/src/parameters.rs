@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{QuantizedShape, SliceShape};
 use isobit_kernels::tensor::{Buffer, F32, HostF32, QuantizedWeight, Weight};
-use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
+use isobit_kernels::{Arriving, Backend, Matrix as Operand, StoredMatrix};
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
@@ -22,6 +22,8 @@ pub struct Parameter<B: Backend> {
     pub value: Value<B>,
     /// Whether weight decay applies.
     pub decays: bool,
+    /// The current value on its way from host memory.
+    arriving: RefCell<Option<Arriving<F32<B>>>>,
     /// Slices of the current value, made on first use.
     sliced: RefCell<Option<Rc<Weight<B>>>>,
 }
@@ -57,6 +59,12 @@ impl<B: Backend> Parameter<B> {
     pub fn length(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Drops what was made of the value on the device.
+    fn drop_slices(&self) {
+        self.arriving.replace(None);
+        self.sliced.replace(None);
+    }
 }
 
 /// All trained tensors, in model order.
@@ -84,7 +92,8 @@ impl<B: Backend> Parameters<B> {
         value: Value<B>,
         decays: bool,
     ) -> ParameterId {
-        self.all.push(Parameter { name: name.into(), shape, value, decays, sliced: RefCell::new(None) });
+        let (arriving, sliced) = (RefCell::new(None), RefCell::new(None));
+        self.all.push(Parameter { name: name.into(), shape, value, decays, arriving, sliced });
         ParameterId(self.all.len() - 1)
     }
 
@@ -104,13 +113,13 @@ impl<B: Backend> Parameters<B> {
     /// For changing the value: drops its slices.
     pub fn get_mut(&mut self, id: ParameterId) -> &mut Parameter<B> {
         let parameter = &mut self.all[id.0];
-        parameter.sliced.replace(None);
+        parameter.drop_slices();
         parameter
     }
 
     /// For changing all values: drops their slices.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        self.all.iter_mut().inspect(|parameter| drop(parameter.sliced.replace(None)))
+        self.all.iter_mut().inspect(|parameter| parameter.drop_slices())
     }
 
     pub fn len(&self) -> usize {
@@ -127,8 +136,8 @@ impl<B: Backend> Parameters<B> {
         let make = || match &parameter.value {
             Value::Device(value) => Rc::new(sliced_weight(backend, StoredMatrix::F32(value), count, shape)),
             Value::Host(host) => {
-                let mut value = backend.zeros(parameter.length());
-                backend.load(&mut value, host);
+                let arriving = parameter.arriving.take().unwrap_or_else(|| backend.begin_load(host));
+                let value = backend.finish_load(arriving);
                 Rc::new(sliced_weight(backend, StoredMatrix::F32(&value), count, shape))
             }
         };
@@ -137,7 +146,15 @@ impl<B: Backend> Parameters<B> {
 
     /// Drops the slices of a value; they are made again when they are needed.
     pub(crate) fn drop_slices(&self, id: ParameterId) {
-        self.all[id.0].sliced.replace(None);
+        self.all[id.0].drop_slices();
+    }
+
+    /// Begins to load a value from host memory, unless its slices are on the device.
+    pub(crate) fn load_ahead(&self, backend: &B, id: ParameterId) {
+        let parameter = &self.all[id.0];
+        if let (Value::Host(host), true) = (&parameter.value, parameter.sliced.borrow().is_none()) {
+            parameter.arriving.borrow_mut().get_or_insert_with(|| backend.begin_load(host));
+        }
     }
 
     /// A weight of `layer` that is in host memory.
@@ -150,8 +167,8 @@ impl<B: Backend> Parameters<B> {
         !self.streams.is_empty()
     }
 
-    /// A layer is about to be computed: brings its weights and those of the next one in this
-    /// direction to the device, and drops all others there.
+    /// A layer is about to be computed: brings its weights to the device, begins to bring those of
+    /// the next one in this direction, and drops all others there.
     pub(crate) fn enter_layer(&self, backend: &B, layer: usize, direction: Direction) {
         self.streams.enter(backend, self, layer, direction);
     }

@@ -1,17 +1,16 @@
 //! Weights of layers that are kept in host memory: frozen ones in the format of their file or in 4
-//! bits, trained ones in float32. A layer's weights come to the device before the layer is
-//! computed, together with those of the layer after it, and all others leave: the device holds two
-//! layers.
+//! bits, trained ones in float32. While a layer is computed, the weights of the layer after it come
+//! to the device, and all others have left: the device holds two layers.
 //!
-//! Slices are made on the device each time. They are a function of the numbers, so the bits are
-//! those of slices that stay.
+//! Slices are made on the device when their layer is entered. They are a function of the numbers,
+//! so the bits are those of slices that stay.
 
 use crate::parameters::{ParameterId, Parameters};
 use half::{bf16, f16};
 use isobit_kernels::op::SliceShape;
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::tensor::{Buffer, HostBuffer, HostF32, HostQuantizedWeight, QuantizedWeight, Weight};
-use isobit_kernels::{Backend, Element, StoredMatrix};
+use isobit_kernels::{Arriving, Backend, StoredMatrix};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -28,31 +27,52 @@ pub struct StreamedMatrix<B: Backend> {
     numbers: HostNumbers<B>,
     count: usize,
     shape: SliceShape,
+    arriving: RefCell<Option<ArrivingNumbers<B>>>,
     sliced: RefCell<Option<Rc<Weight<B>>>>,
+}
+
+/// Numbers on their way to the device, in their file's format.
+enum ArrivingNumbers<B: Backend> {
+    F32(Arriving<Buffer<B, f32>>),
+    Bf16(Arriving<Buffer<B, bf16>>),
+    F16(Arriving<Buffer<B, f16>>),
 }
 
 impl<B: Backend> StreamedMatrix<B> {
     pub fn new(numbers: HostNumbers<B>, count: usize, shape: SliceShape) -> Rc<Self> {
-        Rc::new(Self { numbers, count, shape, sliced: RefCell::new(None) })
+        Rc::new(Self { numbers, count, shape, arriving: RefCell::new(None), sliced: RefCell::new(None) })
+    }
+
+    fn begin_load(&self, backend: &B) -> ArrivingNumbers<B> {
+        match &self.numbers {
+            HostNumbers::F32(host) => ArrivingNumbers::F32(backend.begin_load(host)),
+            HostNumbers::Bf16(host) => ArrivingNumbers::Bf16(backend.begin_load(host)),
+            HostNumbers::F16(host) => ArrivingNumbers::F16(backend.begin_load(host)),
+        }
+    }
+
+    /// Begins to load, unless the weight is on the device.
+    fn load_ahead(&self, backend: &B) {
+        if self.sliced.borrow().is_none() {
+            self.arriving.borrow_mut().get_or_insert_with(|| self.begin_load(backend));
+        }
     }
 
     pub(crate) fn weight(&self, backend: &B) -> Rc<Weight<B>> {
-        let length = self.count * self.shape.rows * self.shape.width;
         let slice =
             |stored: StoredMatrix<'_, B::Memory>| Rc::new(sliced_weight(backend, stored, self.count, self.shape));
-        let make = || match &self.numbers {
-            HostNumbers::F32(host) => slice(StoredMatrix::F32(&loaded(backend, host, length))),
-            HostNumbers::Bf16(host) => slice(StoredMatrix::Bf16(&loaded(backend, host, length))),
-            HostNumbers::F16(host) => slice(StoredMatrix::F16(&loaded(backend, host, length))),
+        let make = || match self.arriving.take().unwrap_or_else(|| self.begin_load(backend)) {
+            ArrivingNumbers::F32(numbers) => slice(StoredMatrix::F32(&backend.finish_load(numbers))),
+            ArrivingNumbers::Bf16(numbers) => slice(StoredMatrix::Bf16(&backend.finish_load(numbers))),
+            ArrivingNumbers::F16(numbers) => slice(StoredMatrix::F16(&backend.finish_load(numbers))),
         };
         Rc::clone(self.sliced.borrow_mut().get_or_insert_with(make))
     }
-}
 
-fn loaded<B: Backend, T: Element>(backend: &B, host: &HostBuffer<B, T>, length: usize) -> Buffer<B, T> {
-    let mut device = backend.zeros(length);
-    backend.load(&mut device, host);
-    device
+    fn unload(&self) {
+        self.arriving.replace(None);
+        self.sliced.replace(None);
+    }
 }
 
 /// Frozen 4-bit weights.
@@ -85,6 +105,15 @@ pub enum Streamed<B: Backend> {
 }
 
 impl<B: Backend> Streamed<B> {
+    /// Begins to load, if it is not on the device.
+    fn load_ahead(&self, backend: &B, parameters: &Parameters<B>) {
+        match self {
+            Self::Matrix(matrix) => matrix.load_ahead(backend),
+            Self::Quantized(quantized) => drop(quantized.weight(backend)),
+            Self::Trained { id, .. } => parameters.load_ahead(backend, *id),
+        }
+    }
+
     fn load(&self, backend: &B, parameters: &Parameters<B>) {
         match self {
             Self::Matrix(matrix) => drop(matrix.weight(backend)),
@@ -95,7 +124,7 @@ impl<B: Backend> Streamed<B> {
 
     fn unload(&self, parameters: &Parameters<B>) {
         match self {
-            Self::Matrix(matrix) => drop(matrix.sliced.replace(None)),
+            Self::Matrix(matrix) => matrix.unload(),
             Self::Quantized(quantized) => drop(quantized.device.replace(None)),
             Self::Trained { id, .. } => parameters.drop_slices(*id),
         }
@@ -133,8 +162,13 @@ impl<B: Backend> Streams<B> {
             Direction::Backward => self.0.range(..layer).next_back(),
         };
         let next = next.map(|(at, _)| *at);
-        let (wanted, others): (Vec<_>, Vec<_>) = self.0.iter().partition(|(at, _)| **at == layer || Some(**at) == next);
-        others.into_iter().flat_map(|(_, weights)| weights).for_each(|weight| weight.unload(parameters));
-        wanted.into_iter().flat_map(|(_, weights)| weights).for_each(|weight| weight.load(backend, parameters));
+        for (at, weights) in &self.0 {
+            if *at != layer && Some(*at) != next {
+                weights.iter().for_each(|weight| weight.unload(parameters));
+            }
+        }
+        let of = |at: usize| self.0.get(&at).into_iter().flatten();
+        of(layer).for_each(|weight| weight.load(backend, parameters));
+        next.into_iter().flat_map(of).for_each(|weight| weight.load_ahead(backend, parameters));
     }
 }

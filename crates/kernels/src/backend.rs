@@ -114,6 +114,20 @@ pub trait Length: 'static {
     }
 }
 
+/// A buffer whose contents are on their way from host memory; ops take it after
+/// [`Device::finish_load`].
+pub struct Arriving<B>(B);
+
+impl<B> Arriving<B> {
+    pub(crate) fn new(buffer: B) -> Self {
+        Self(buffer)
+    }
+
+    pub(crate) fn into_inner(self) -> B {
+        self.0
+    }
+}
+
 /// Has a shape.
 pub trait Shaped<S>: 'static {
     fn shape(&self) -> S;
@@ -180,7 +194,8 @@ pub trait Device {
         length: usize,
         make: impl FnOnce() -> Result<H, E>,
     ) -> Result<HostBuffer<Self::Memory, T>, E>;
-    /// Copies a buffer to host memory of the same length.
+    /// Copies a buffer to host memory of the same length. A failure of the device shows at the
+    /// latest in [`Device::finish_saves`].
     fn save<T: Element>(
         &self,
         host: &mut HostBuffer<Self::Memory, T>,
@@ -188,6 +203,27 @@ pub trait Device {
     ) -> Result<(), DeviceFailure>;
     /// Copies host memory to a buffer of the same length.
     fn load<T: Element>(&self, device: &mut <Self::Memory as Memory>::Buffer<T>, host: &HostBuffer<Self::Memory, T>);
+    /// A new buffer with a copy of host memory; the ops until [`Device::finish_load`] may run at the
+    /// same time.
+    #[track_caller]
+    fn begin_load<T: Element>(
+        &self,
+        host: &HostBuffer<Self::Memory, T>,
+    ) -> Arriving<<Self::Memory as Memory>::Buffer<T>> {
+        let mut device = self.unwritten(host.len());
+        self.load(&mut device, host);
+        Arriving::new(device)
+    }
+    fn finish_load<T: Element>(
+        &self,
+        arriving: Arriving<<Self::Memory as Memory>::Buffer<T>>,
+    ) -> <Self::Memory as Memory>::Buffer<T> {
+        arriving.into_inner()
+    }
+    /// Waits until all that was saved is in host memory.
+    fn finish_saves(&self) -> Result<(), DeviceFailure> {
+        Ok(())
+    }
     /// Copies 4-bit weights to host memory. If the device has failed, the copy is arbitrary and the
     /// next `download` reports it.
     fn save_quantized(

@@ -8,6 +8,7 @@ use isobit_numerics::cast;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A type of tensor element.
@@ -102,11 +103,23 @@ impl OutOfMemory {
     }
 }
 
+/// Pages that are locked in memory for a device: it copies from and to them while the host goes on.
+/// Dropping it waits for the copies and unlocks the pages.
+pub trait PageLock: Send + Sync {
+    /// A copy has begun.
+    fn begin(&self);
+    /// Waits for the copies that have begun.
+    fn wait(&self);
+}
+
 /// A fixed number of elements on a cache-line boundary.
 pub struct Buffer<T: Element> {
     pointer: NonNull<T>,
     length: usize,
-    /// The mapping of a large buffer; small ones are on the heap.
+    /// None inside if no device can lock the pages.
+    lock: OnceLock<Option<Box<dyn PageLock>>>,
+    /// The mapping of a large buffer, or of one whose pages a device may lock; others are on the
+    /// heap.
     mapping: Option<memmap2::MmapMut>,
 }
 
@@ -119,27 +132,56 @@ unsafe impl<T: Element> Sync for Buffer<T> {}
 impl<T: Element> Buffer<T> {
     /// All bits zero. Panics with [`OutOfMemory`] if there is no memory for it.
     pub fn zeros(length: usize) -> Self {
+        Self::counted(length, Self::try_zeros(length, LARGE))
+    }
+
+    /// As [`Buffer::zeros`], in pages of its own, which a device may lock.
+    pub(crate) fn paged(length: usize) -> Self {
+        Self::counted(length, Self::try_zeros(length, 0))
+    }
+
+    fn counted(length: usize, buffer: Option<Self>) -> Self {
         let bytes = length.saturating_mul(size_of::<T>());
-        let Some(buffer) = Self::try_zeros(length) else { OutOfMemory::throw(bytes) };
+        let Some(buffer) = buffer else { OutOfMemory::throw(bytes) };
         let held = HELD.fetch_add(bytes, Ordering::Relaxed) + bytes;
         HELD_MAX.fetch_max(held, Ordering::Relaxed);
         buffer
     }
 
-    /// None if there is no memory for it.
-    fn try_zeros(length: usize) -> Option<Self> {
+    /// In a mapping from `large` bytes on. None if there is no memory for it.
+    fn try_zeros(length: usize, large: usize) -> Option<Self> {
         let layout = Self::layout(length)?;
         if layout.size() == 0 {
             // Aligned like any other buffer, never dereferenced.
             let pointer = NonNull::without_provenance(ALIGNMENT_NOT_ZERO);
-            return Some(Self { pointer, length, mapping: None });
+            return Some(Self { pointer, length, lock: OnceLock::new(), mapping: None });
         }
-        if layout.size() >= LARGE {
+        if layout.size() >= large {
             return Self::mapped(length, layout);
         }
         // SAFETY: the size of the layout is not zero, as was just checked.
         let pointer = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<T>())?;
-        Some(Self { pointer, length, mapping: None })
+        Some(Self { pointer, length, lock: OnceLock::new(), mapping: None })
+    }
+
+    /// The pages, locked by `lock` (address and bytes) if nobody has tried before. The caller tells
+    /// the lock of every copy before it begins, and begins none that writes without owning `self`.
+    /// None if they cannot be locked.
+    pub(crate) fn locked(
+        &self,
+        lock: impl FnOnce(*mut u8, usize) -> Option<Box<dyn PageLock>>,
+    ) -> Option<(&dyn PageLock, *mut u8)> {
+        let mapping = self.mapping.as_ref()?;
+        let pointer = self.pointer.as_ptr().cast::<u8>();
+        let lock = self.lock.get_or_init(|| lock(pointer, mapping.len())).as_ref()?;
+        Some((&**lock, pointer))
+    }
+
+    /// Waits until no device copies from or to the buffer.
+    fn wait(&self) {
+        if let Some(Some(lock)) = self.lock.get() {
+            lock.wait();
+        }
     }
 
     fn mapped(length: usize, layout: Layout) -> Option<Self> {
@@ -148,7 +190,7 @@ impl<T: Element> Buffer<T> {
         #[cfg(target_os = "linux")]
         let _ = mapping.advise(memmap2::Advice::HugePage);
         let pointer = NonNull::new(mapping.as_mut_ptr().cast::<T>())?;
-        Some(Self { pointer, length, mapping: Some(mapping) })
+        Some(Self { pointer, length, lock: OnceLock::new(), mapping: Some(mapping) })
     }
 
     pub fn from_slice(values: &[T]) -> Self {
@@ -167,6 +209,8 @@ impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
         let Some(layout) = Self::layout(self.length) else { return };
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // Before the memory goes.
+        drop(self.lock.take());
         if layout.size() != 0 && self.mapping.is_none() {
             // SAFETY: a small buffer that is not empty was allocated in `try_zeros`, with the
             // layout of the same length, and is given back here alone.
@@ -184,6 +228,7 @@ impl<T: Element> Length for Buffer<T> {
 impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
+        self.wait();
         // SAFETY: `length` elements lie at the pointer, aligned and set to zero when they were made
         // (a valid value), and live as long as `self`; an empty buffer has an aligned pointer that
         // is not null. The mapping of a large one does not move when its handle does.
@@ -193,6 +238,7 @@ impl<T: Element> Deref for Buffer<T> {
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
+        self.wait();
         // SAFETY: `length` valid elements lie at the pointer for as long as `self` lives, aligned,
         // and the borrow of `self`, which owns them, is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.length) }
@@ -211,14 +257,15 @@ impl<T: Element> std::fmt::Debug for Buffer<T> {
     }
 }
 
-/// A buffer with the `length` numbers that `make` produces.
+/// `buffer` with the numbers that `make` produces.
 pub(crate) fn made<T: Element, H: AsRef<[T]>, E>(
-    length: usize,
+    mut buffer: Buffer<T>,
     make: impl FnOnce() -> Result<H, E>,
 ) -> Result<Buffer<T>, E> {
     let numbers = make()?;
-    assert_eq!(numbers.as_ref().len(), length, "as many numbers as were announced");
-    Ok(Buffer::from_slice(numbers.as_ref()))
+    assert_eq!(numbers.as_ref().len(), buffer.len(), "as many numbers as were announced");
+    buffer.copy_from_slice(numbers.as_ref());
+    Ok(buffer)
 }
 
 /// A workspace's bytes, handed out front to back as cache-line-aligned slices of any element type,

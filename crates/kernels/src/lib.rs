@@ -18,7 +18,7 @@ pub mod plan;
 pub mod reference;
 pub mod tensor;
 
-pub use backend::{Backend, Device, DeviceFailure, Matrix, Memory, StoredMatrix};
+pub use backend::{Arriving, Backend, Device, DeviceFailure, Matrix, Memory, StoredMatrix};
 pub use buffer::{Buffer, Element};
 pub use cpu::{Cpu, CpuError, Path};
 pub use gpu::Gpu;

@@ -6,7 +6,8 @@
 
 use crate::HostOps;
 use crate::backend::{
-    BegunDownload, Bytes, Checked, Device, DeviceFailure, Expected, HostBuffer, Memory, Run, Scratch, Workspaces,
+    Arriving, BegunDownload, Bytes, Checked, Device, DeviceFailure, Expected, HostBuffer, Memory, Run, Scratch,
+    Workspaces,
 };
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
@@ -114,6 +115,21 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
 
     fn load<T: Element>(&self, device: &mut <D::Memory as Memory>::Buffer<T>, host: &HostBuffer<D::Memory, T>) {
         self.inner.load(device, host);
+    }
+
+    fn begin_load<T: Element>(&self, host: &HostBuffer<D::Memory, T>) -> Arriving<<D::Memory as Memory>::Buffer<T>> {
+        self.inner.begin_load(host)
+    }
+
+    fn finish_load<T: Element>(
+        &self,
+        arriving: Arriving<<D::Memory as Memory>::Buffer<T>>,
+    ) -> <D::Memory as Memory>::Buffer<T> {
+        self.inner.finish_load(arriving)
+    }
+
+    fn finish_saves(&self) -> Result<(), DeviceFailure> {
+        self.inner.finish_saves()
     }
 
     fn save_quantized(

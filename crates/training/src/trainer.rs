@@ -5,7 +5,9 @@ use crate::engine::{Engine, Stored};
 use crate::host_optimizer::HostOptimizer;
 use crate::row::Row;
 use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
-use isobit_autograd::{Balance, Gradients, Host, Memory, Offload, Parameter, ParameterId, Parameters, Tape, Value};
+use isobit_autograd::{
+    Balance, Gradients, Host, HostPlace, Memory, Offload, Parameter, ParameterId, Parameters, Tape, Value,
+};
 use isobit_kernels::backend::BegunDigest;
 use isobit_kernels::op::{AdamWTensor, AdamWUpdate, AnyBuffer, IGNORED, SumSquares};
 use isobit_kernels::tensor::F32;
@@ -31,9 +33,10 @@ pub struct Trainer<B: Backend> {
     ids: Vec<ParameterId>,
     pub(crate) memory: Memory<B>,
     offload: Offload,
-    waiting_max: usize,
     /// What computes in host memory, if anything is there.
     host: Option<Host<B>>,
+    /// Where gradients rest; None if on the device.
+    gradients_place: Option<Rc<HostPlace<B>>>,
 }
 
 /// Where a trainer keeps what it holds.
@@ -70,8 +73,8 @@ impl<B: Backend> Trainer<B> {
         let tensors = own().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
         let ids = own().map(|(id, _)| id).collect();
         let (memory, moments, optimizer) = (Memory::new(), Vec::new(), None);
-        let (offload, waiting_max, host) = (Offload::NONE, 0, None);
-        Self { backend, model, parameters, moments, optimizer, tensors, ids, memory, offload, waiting_max, host }
+        let (offload, host, gradients_place) = (Offload::NONE, None, None);
+        Self { backend, model, parameters, moments, optimizer, tensors, ids, memory, offload, host, gradients_place }
     }
 
     /// With what `placement` says in host memory. The model was built for it (`build_placed`).
@@ -80,7 +83,9 @@ impl<B: Backend> Trainer<B> {
         let host = if offload.is_none() { None } else { Some(backend.host(threads)?) };
         let on_device = with_moments && !offload.optimizer;
         let new = if on_device { Self::new } else { Self::without_moments };
-        let mut trainer = Self { offload, waiting_max, host, ..new(backend, built) };
+        let of_gradients = host.clone().filter(|_| offload.optimizer);
+        let gradients_place = of_gradients.map(|host| HostPlace::new(host, waiting_max));
+        let mut trainer = Self { offload, host, gradients_place, ..new(backend, built) };
         if let (true, Some(host)) = (with_moments && offload.optimizer, &trainer.host) {
             let (host, count) = (Rc::clone(host), trainer.ids.len());
             trainer.optimizer = Some(HostOptimizer::new(&trainer.backend, host, &trainer.parameters, count)?);
@@ -90,11 +95,9 @@ impl<B: Backend> Trainer<B> {
 
     /// Gradients of zero, which rest where the optimizer is.
     pub(crate) fn zero_gradients(&self) -> Gradients<B> {
-        match &self.host {
-            Some(host) if self.offload.optimizer => {
-                Gradients::zeros_on(Rc::clone(host), self.waiting_max, &self.parameters)
-            }
-            _ => Gradients::zeros(&self.backend, &self.parameters),
+        match &self.gradients_place {
+            Some(place) => Gradients::zeros_on(Rc::clone(place), &self.parameters),
+            None => Gradients::zeros(&self.backend, &self.parameters),
         }
     }
 
@@ -237,8 +240,7 @@ impl<B: Backend> Engine for Trainer<B> {
     }
 
     fn upload(&self, parts: Vec<Vec<f32>>) -> Result<Gradients<B>, StepError> {
-        let host = self.host.clone().filter(|_| self.offload.optimizer);
-        Ok(Gradients::from_parts(&self.backend, host, &parts, &self.parameters))
+        Ok(Gradients::from_parts(&self.backend, self.gradients_place.clone(), &parts, &self.parameters))
     }
 
     fn sums_of_squares(&self, gradients: &Gradients<B>) -> Result<Vec<f32>, StepError> {

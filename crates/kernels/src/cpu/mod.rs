@@ -159,7 +159,7 @@ impl Device for Cpu {
         length: usize,
         make: impl FnOnce() -> Result<H, E>,
     ) -> Result<Buffer<T>, E> {
-        buffer::made(length, make)
+        buffer::made(Buffer::zeros(length), make)
     }
 
     fn save<T: Element>(&self, host: &mut Buffer<T>, device: &Buffer<T>) -> Result<(), DeviceFailure> {

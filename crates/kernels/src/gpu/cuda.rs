@@ -8,6 +8,7 @@ mod compile_only;
 mod compiler;
 mod context;
 mod cubin;
+mod pages;
 mod programs;
 mod reads;
 
@@ -15,14 +16,18 @@ pub use compile_only::{CompileOnly, CompiledKernel, CompiledProgram};
 
 use super::devices::Listing;
 use super::library::{functions, open};
-use super::runtime::{Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, Runtime, Source};
+use super::runtime::{
+    Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, LockedCopy, PageLock, Runtime, Source,
+};
 use compiler::{Compiler, command_line};
 use context::Context;
+use pages::Ahead;
 use programs::{Programs, Request};
 use reads::{Reads, Slot};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
 type Status = c_int;
 type Object = *mut c_void;
@@ -53,6 +58,11 @@ functions!(Driver {
     destroy_event = c"cuEventDestroy_v2" (Object) -> Status;
     record_event = c"cuEventRecord" (Object, Object) -> Status;
     wait_for_event = c"cuEventSynchronize" (Object) -> Status;
+    create_stream = c"cuStreamCreate" (*mut Object, u32) -> Status;
+    destroy_stream = c"cuStreamDestroy_v2" (Object) -> Status;
+    wait_in_stream = c"cuStreamWaitEvent" (Object, Object, u32) -> Status;
+    lock_pages = c"cuMemHostRegister_v2" (*mut c_void, usize, u32) -> Status;
+    unlock_pages = c"cuMemHostUnregister" (*mut c_void) -> Status;
     load_module = c"cuModuleLoadData" (*mut Object, *const c_void) -> Status;
     unload_module = c"cuModuleUnload" (Object) -> Status;
     function = c"cuModuleGetFunction" (*mut Object, Object, *const c_char) -> Status;
@@ -143,6 +153,15 @@ impl Driver {
         self.check("cuMemPoolSetAttribute", status)
     }
 
+    /// An event of the current context.
+    fn event(&self) -> Answer<Object> {
+        const NO_TIMING: u32 = 2;
+        let mut event = null_mut();
+        // SAFETY: `event` has room for the handle.
+        self.check("cuEventCreate", unsafe { (self.create_event)(&raw mut event, NO_TIMING) })?;
+        Ok(event)
+    }
+
     fn architecture(&self, device: c_int) -> Answer<(u32, u32)> {
         let [major, minor] = [attribute::MAJOR, attribute::MINOR].map(|which| self.attribute(device, which));
         Ok((major? as u32, minor? as u32))
@@ -182,14 +201,15 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
 /// An open card. Its handles are pointers, so it stays on the thread that opened it.
 pub(super) struct Cuda {
     /// Used only through [`Cuda::driver`], which makes the context current.
-    functions: Driver,
-    context: Context,
+    functions: Arc<Driver>,
+    context: Arc<Context>,
     programs: Programs,
     name: String,
     architecture: (u32, u32),
     multiprocessors: usize,
     modules: RefCell<Vec<Object>>,
     reads: RefCell<Reads>,
+    ahead: RefCell<Ahead>,
 }
 
 impl Cuda {
@@ -217,22 +237,21 @@ impl Cuda {
             multiprocessors: driver.attribute(device, attribute::MULTIPROCESSORS)?,
             modules: RefCell::default(),
             reads: RefCell::default(),
-            functions: driver,
-            context,
+            ahead: RefCell::default(),
+            functions: Arc::new(driver),
+            context: Arc::new(context),
             programs: Programs::new(compiler),
         })
     }
 
     /// The number of a slot for a read of so many bytes: one that is free, or a new one.
     fn read_slot(&self, bytes: usize) -> Answer<usize> {
-        const NO_TIMING: u32 = 2;
         let bytes = reads::rounded(bytes);
         if let Some(number) = self.reads.borrow_mut().take(bytes) {
             return Ok(number);
         }
-        let (driver, mut host, mut event) = (self.driver()?, null_mut(), null_mut());
-        // SAFETY: `event` has room for the handle.
-        driver.check("cuEventCreate", unsafe { (driver.create_event)(&raw mut event, NO_TIMING) })?;
+        let (driver, mut host) = (self.driver()?, null_mut());
+        let event = driver.event()?;
         // SAFETY: `host` has room for the address.
         let status = unsafe { (driver.allocate_host)(&raw mut host, bytes) };
         driver.check(&format!("cuMemAllocHost of {bytes} bytes"), status)?;
@@ -286,6 +305,8 @@ impl Runtime for Cuda {
     fn release(&self, memory: Handle) {
         // Without its context the card is gone, along with its memory.
         let Ok(driver) = self.driver() else { return };
+        // SAFETY: the context was made current just now. If it has failed, nothing is copied.
+        let _ = unsafe { self.ahead.borrow_mut().arrive(driver, memory) };
         // SAFETY: `allocate` gave the address in this context; its owner releases it once, and the
         // stream orders that after the commands that use it.
         unsafe { (driver.free)(memory.0, STREAM) };
@@ -299,8 +320,8 @@ impl Runtime for Cuda {
 
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
         let driver = self.driver()?;
-        // SAFETY: the caller's memory of this context has as many bytes. The host bytes are
-        // pageable: the driver has copied them when the call returns, and the device writes them in
+        // SAFETY: the caller's memory of this context has as many bytes. The host bytes are not
+        // locked: the driver has copied them when the call returns, and the device writes them in
         // the order of the stream.
         let status = unsafe { (driver.to_device)(memory.0, bytes.as_ptr().cast(), bytes.len(), STREAM) };
         driver.check("cuMemcpyHtoDAsync", status)
@@ -343,6 +364,35 @@ impl Runtime for Cuda {
 
     fn release_read(&self, number: usize) {
         self.reads.borrow_mut().give(number);
+    }
+
+    unsafe fn lock_pages(&self, host: *mut u8, bytes: usize) -> Option<Box<dyn PageLock>> {
+        self.driver().ok()?;
+        // SAFETY: the context was made current just now; the pages stay (the caller's promise).
+        unsafe { pages::lock(&self.functions, &self.context, host, bytes) }
+    }
+
+    unsafe fn copy_locked(&self, copy: LockedCopy, bytes: usize) -> Answer<()> {
+        let driver = self.driver()?;
+        // SAFETY: the context was made current just now; memory of this context and locked pages
+        // with as many bytes, which nobody uses until the copy is done (the caller's promise).
+        unsafe {
+            match copy {
+                LockedCopy::ToDevice(host, memory) => {
+                    driver.check("cuMemcpyHtoDAsync", (driver.to_device)(memory.0, host.cast(), bytes, STREAM))
+                }
+                LockedCopy::Ahead(host, memory) => self.ahead.borrow_mut().copy(driver, host, memory, bytes),
+                LockedCopy::ToHost(host, memory) => {
+                    driver.check("cuMemcpyDtoHAsync", (driver.to_host_later)(host.cast(), memory.0, bytes, STREAM))
+                }
+            }
+        }
+    }
+
+    fn arrive(&self, memory: Handle) -> Answer<()> {
+        let driver = self.driver()?;
+        // SAFETY: the context was made current just now.
+        unsafe { self.ahead.borrow_mut().arrive(driver, memory) }
     }
 
     fn finish(&self) -> Answer<()> {
@@ -472,6 +522,7 @@ impl Drop for Cuda {
         // after this, by its own drop.
         unsafe {
             (driver.synchronize)();
+            self.ahead.take().destroy(driver);
             for slot in self.reads.take().into_slots() {
                 (driver.destroy_event)(slot.event);
                 (driver.free_host)(slot.host);

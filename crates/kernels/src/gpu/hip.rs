@@ -8,6 +8,7 @@ mod child;
 mod compiler;
 mod library;
 mod memory;
+mod pages;
 mod settings;
 mod system;
 mod target;
@@ -18,7 +19,7 @@ pub use system::{AccessProblem, access_problem};
 pub use target::{architecture_of_version, has_mfma};
 
 use super::devices::Listing;
-use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, PageLock, Runtime};
 use compiler::Program;
 use library::{Functions, Object};
 use memory::Freed;
@@ -186,6 +187,27 @@ impl Runtime for Hip {
         // are in `bytes`, which is borrowed exclusively.
         let status = unsafe { (functions.copy)(to, from, bytes.len(), library::TO_HOST) };
         functions.check("hipMemcpy to the host", status)
+    }
+
+    unsafe fn lock_pages(&self, host: *mut u8, bytes: usize) -> Option<Box<dyn PageLock>> {
+        let functions = self.functions().ok()?;
+        // SAFETY: the device was made current just now; the pages stay (the caller's promise).
+        unsafe { pages::lock(functions, self.device, host, bytes) }
+    }
+
+    unsafe fn copy_locked(&self, copy: LockedCopy, bytes: usize) -> Answer<()> {
+        let functions = self.functions()?;
+        let (to, from, kind) = match copy {
+            LockedCopy::ToDevice(host, memory) | LockedCopy::Ahead(host, memory) => {
+                (memory.0 as usize as *mut c_void, host.cast::<c_void>(), library::TO_DEVICE)
+            }
+            LockedCopy::ToHost(host, memory) => {
+                (host.cast::<c_void>(), memory.0 as usize as *const c_void, library::TO_HOST)
+            }
+        };
+        // SAFETY: memory on this device and locked pages with as many bytes, which nobody uses
+        // until the copy is done (the caller's promise).
+        functions.check("hipMemcpyAsync", unsafe { (functions.copy_later)(to, from, bytes, kind, STREAM) })
     }
 
     fn finish(&self) -> Answer<()> {

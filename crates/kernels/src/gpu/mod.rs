@@ -33,6 +33,7 @@ mod groups_hopper;
 mod head_loss;
 pub mod hip;
 mod hopper;
+mod host_copies;
 mod l2_norm;
 mod library;
 mod linear;
@@ -70,7 +71,7 @@ pub use program::source_line;
 pub use slices::{SlicedRows, SlicedWeight};
 
 use crate::HostOps;
-use crate::backend::{BegunDownload, Device, DeviceFailure, Expected, Memory, Scratch, Workspaces};
+use crate::backend::{Arriving, BegunDownload, Device, DeviceFailure, Expected, Memory, Scratch, Workspaces};
 use crate::buffer::{self, Buffer, Element};
 use crate::cpu::{Cpu, CpuMemory, Path};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
@@ -147,7 +148,7 @@ impl Device for Gpu {
     }
 
     fn host_zeros<T: Element>(&self, length: usize) -> Buffer<T> {
-        Buffer::zeros(length)
+        Buffer::paged(length)
     }
 
     fn host_made<T: Element, H: AsRef<[T]>, E>(
@@ -155,15 +156,27 @@ impl Device for Gpu {
         length: usize,
         make: impl FnOnce() -> Result<H, E>,
     ) -> Result<Buffer<T>, E> {
-        buffer::made(length, make)
+        buffer::made(Buffer::paged(length), make)
     }
 
     fn save<T: Element>(&self, host: &mut Buffer<T>, device: &GpuBuffer<T>) -> Result<(), DeviceFailure> {
-        self.read_into(host, device)
+        self.save_to(host, device)
     }
 
     fn load<T: Element>(&self, device: &mut GpuBuffer<T>, host: &Buffer<T>) {
-        self.write(device, host);
+        self.load_from(device, host);
+    }
+
+    fn begin_load<T: Element>(&self, host: &Buffer<T>) -> Arriving<GpuBuffer<T>> {
+        self.load_ahead(host)
+    }
+
+    fn finish_load<T: Element>(&self, arriving: Arriving<GpuBuffer<T>>) -> GpuBuffer<T> {
+        self.wait_for(arriving)
+    }
+
+    fn finish_saves(&self) -> Result<(), DeviceFailure> {
+        self.finish()
     }
 
     fn save_quantized(&self, weight: QuantizedWeight) -> HostQuantizedWeight {

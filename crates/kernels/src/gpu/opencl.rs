@@ -3,8 +3,9 @@
 
 use super::devices::Listing;
 use super::hip;
+use super::host_copies::{LockedPages, Pages};
 use super::library::{functions, open};
-use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, PageLock, Runtime};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
@@ -37,6 +38,7 @@ functions!(Functions {
     release_kernel = c"clReleaseKernel" (Object) -> Status;
     set_argument = c"clSetKernelArg" (Object, u32, usize, *const c_void) -> Status;
     launch = c"clEnqueueNDRangeKernel" (Object, Object, u32, *const usize, *const usize, *const usize, u32, *const Object, *mut Object) -> Status;
+    retain_queue = c"clRetainCommandQueue" (Object) -> Status;
     release_queue = c"clReleaseCommandQueue" (Object) -> Status;
     release_context = c"clReleaseContext" (Object) -> Status;
 });
@@ -47,6 +49,7 @@ const REGION: u32 = 0x1220;
 const BUFFER_SIZE: u32 = 0x1102;
 const BUILD_LOG: u32 = 0x1183;
 const WAIT: u32 = 1;
+const GO_ON: u32 = 0;
 /// Local memory that a device must have: the largest kernel (the delta rule's backward pass) needs
 /// 41,984 bytes per group, and devices have 32, 48 or 64 KiB.
 const LOCAL_MEMORY_MIN: u64 = 48 << 10;
@@ -332,6 +335,32 @@ fn object(handle: u64) -> Object {
     handle as usize as Object
 }
 
+/// Memory of the host that commands of a queue copy from or to; OpenCL locks pages by itself.
+struct QueuedPages {
+    queue: Object,
+    finish: unsafe extern "system" fn(Object) -> Status,
+    release: unsafe extern "system" fn(Object) -> Status,
+}
+
+// SAFETY: the queue is only passed to functions that may be called from any thread.
+unsafe impl Send for QueuedPages {}
+// SAFETY: as above; nothing in it changes.
+unsafe impl Sync for QueuedPages {}
+
+impl Pages for QueuedPages {
+    fn finish_copies(&self) {
+        // SAFETY: retained until it is dropped. A failure shows at the device's next call.
+        unsafe { (self.finish)(self.queue) };
+    }
+}
+
+impl Drop for QueuedPages {
+    fn drop(&mut self) {
+        // SAFETY: retained once for `self`, and released here alone.
+        unsafe { (self.release)(self.queue) };
+    }
+}
+
 impl Runtime for OpenCl {
     fn name(&self) -> &str {
         &self.name
@@ -395,6 +424,34 @@ impl Runtime for OpenCl {
         })?;
         self.sweep();
         Ok(())
+    }
+
+    unsafe fn lock_pages(&self, _host: *mut u8, _bytes: usize) -> Option<Box<dyn PageLock>> {
+        // SAFETY: our queue, which lives; the retained one is released once, with the result.
+        (unsafe { (self.cl.retain_queue)(self.queue) } == 0).then(|| {
+            let (finish, release) = (self.cl.finish, self.cl.release_queue);
+            LockedPages::boxed(QueuedPages { queue: self.queue, finish, release })
+        })
+    }
+
+    unsafe fn copy_locked(&self, copy: LockedCopy, bytes: usize) -> Answer<()> {
+        let (cl, queue) = (&self.cl, self.queue);
+        // SAFETY: the caller's buffer has as many bytes, and so has the host's memory, which nobody
+        // uses until the queue is finished (the caller's promise); no events.
+        unsafe {
+            match copy {
+                LockedCopy::ToDevice(host, memory) | LockedCopy::Ahead(host, memory) => {
+                    let memory = object(memory.0);
+                    let status = (cl.write)(queue, memory, GO_ON, 0, bytes, host.cast(), 0, null(), null_mut());
+                    check("clEnqueueWriteBuffer", status)
+                }
+                LockedCopy::ToHost(host, memory) => {
+                    let memory = object(memory.0);
+                    let status = (cl.read)(queue, memory, GO_ON, 0, bytes, host.cast(), 0, null(), null_mut());
+                    check("clEnqueueReadBuffer", status)
+                }
+            }
+        }
     }
 
     fn finish(&self) -> Answer<()> {

@@ -171,8 +171,8 @@ enum HostScales {
 /// Copies to the host. A failure is kept by the device.
 pub(super) fn save(gpu: &Gpu, weight: &QuantizedWeight) -> HostQuantizedWeight {
     fn copy<T: Element>(gpu: &Gpu, device: &GpuBuffer<T>) -> Buffer<T> {
-        let mut host = Buffer::zeros(device.len());
-        let _ = gpu.read_into(&mut host, device);
+        let mut host = Buffer::paged(device.len());
+        let _ = gpu.save_to(&mut host, device);
         host
     }
     HostQuantizedWeight {
@@ -189,17 +189,22 @@ pub(super) fn save(gpu: &Gpu, weight: &QuantizedWeight) -> HostQuantizedWeight {
 
 /// Copies to the device.
 pub(super) fn load(gpu: &Gpu, host: &HostQuantizedWeight) -> QuantizedWeight {
+    fn copy<T: Element>(gpu: &Gpu, host: &Buffer<T>) -> GpuBuffer<T> {
+        let mut device = GpuBuffer::new(gpu, host.len());
+        gpu.load_from(&mut device, host);
+        device
+    }
     let starts: Vec<usize> = (0..host.shape.count).flat_map(|_| host.shape.starts()).collect();
     QuantizedWeight {
         shape: host.shape,
-        lines: gpu.upload(&host.lines),
-        zeros: gpu.upload(&host.zeros),
+        lines: copy(gpu, &host.lines),
+        zeros: copy(gpu, &host.zeros),
         group_scales: match &host.group_scales {
-            HostScales::F32(scales) => KeptScales::F32(gpu.upload(scales)),
-            HostScales::F16(scales) => KeptScales::F16(gpu.upload(scales)),
+            HostScales::F32(scales) => KeptScales::F32(copy(gpu, scales)),
+            HostScales::F16(scales) => KeptScales::F16(copy(gpu, scales)),
         },
         starts: gpu.offsets(&starts),
-        order: host.order.as_ref().map(|order| gpu.upload(order)),
+        order: host.order.as_ref().map(|order| copy(gpu, order)),
     }
 }
 

@@ -2,6 +2,7 @@
 //! Public so that a test can bring a device of its own, such as an emulated one.
 
 use crate::backend::DeviceFailure;
+pub use crate::buffer::PageLock;
 
 /// The result of a runtime call; the error text names the call.
 pub type Answer<T> = Result<T, String>;
@@ -49,6 +50,15 @@ pub struct Source {
     pub options: Vec<String>,
 }
 
+/// A copy between locked pages of the host and memory.
+#[derive(Clone, Copy, Debug)]
+pub enum LockedCopy {
+    ToDevice(*const u8, Handle),
+    /// To the device, beside the commands that follow, until [`Runtime::arrive`].
+    Ahead(*const u8, Handle),
+    ToHost(*mut u8, Handle),
+}
+
 /// Commands are executed in call order. The caller has checked the sizes.
 pub trait Runtime {
     /// For messages: `opencl:0 (name)`.
@@ -72,6 +82,25 @@ pub trait Runtime {
     }
     /// A read that was begun is of no more use, finished or not.
     fn release_read(&self, _number: usize) {}
+    /// Locks pages of the host for copies that it does not wait for. None if the runtime cannot.
+    ///
+    /// # Safety
+    /// The pages stay where they are until the lock is dropped.
+    unsafe fn lock_pages(&self, _host: *mut u8, _bytes: usize) -> Option<Box<dyn PageLock>> {
+        None
+    }
+    /// Begins one of these copies.
+    ///
+    /// # Safety
+    /// The host's bytes are in pages that this runtime has locked. Until the lock's `wait` nobody
+    /// writes to them, and if they are written nobody reads them.
+    unsafe fn copy_locked(&self, _copy: LockedCopy, _bytes: usize) -> Answer<()> {
+        Err("this runtime locks no pages".to_string())
+    }
+    /// Later commands wait for the [`LockedCopy::Ahead`] to this memory.
+    fn arrive(&self, _memory: Handle) -> Answer<()> {
+        Ok(())
+    }
     fn finish(&self) -> Answer<()>;
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled>;
     /// These programs will be compiled soon: a runtime may begin now, in threads of its own.

@@ -14,14 +14,19 @@ thread_local! {
     static CURRENT: Cell<*mut c_void> = const { Cell::new(null_mut()) };
 }
 
-/// The primary context of a device, retained until it is dropped. The raw pointer keeps it on its
-/// thread.
+/// The primary context of a device, retained until it is dropped.
 pub(super) struct Context {
     handle: *mut c_void,
     device: c_int,
     set_current: SetCurrent,
     release: Release,
 }
+
+// SAFETY: the handle is only passed to the driver, whose functions may be called from any thread; a
+// context may be current on several.
+unsafe impl Send for Context {}
+// SAFETY: as above; nothing in it changes.
+unsafe impl Sync for Context {}
 
 impl Context {
     /// # Safety
@@ -40,6 +45,11 @@ impl Context {
         if CURRENT.get() == self.handle {
             return 0;
         }
+        self.set_current()
+    }
+
+    /// Makes it current on this thread, whatever the thread remembers; returns the driver's status.
+    pub(super) fn set_current(&self) -> Status {
         // SAFETY: a context that is retained until `self` is dropped.
         let status = unsafe { (self.set_current)(self.handle) };
         CURRENT.set(if status == 0 { self.handle } else { null_mut() });

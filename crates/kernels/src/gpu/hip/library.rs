@@ -30,6 +30,9 @@ functions!(Symbols {
     allocate = c"hipMalloc" (*mut *mut c_void, usize) -> Status;
     free = c"hipFree" (*mut c_void) -> Status;
     copy = c"hipMemcpy" (*mut c_void, *const c_void, usize, c_int) -> Status;
+    copy_later = c"hipMemcpyAsync" (*mut c_void, *const c_void, usize, c_int, Object) -> Status;
+    lock_pages = c"hipHostRegister" (*mut c_void, usize, u32) -> Status;
+    unlock_pages = c"hipHostUnregister" (*mut c_void) -> Status;
     fill = c"hipMemsetAsync" (*mut c_void, c_int, usize, Object) -> Status;
     load_module = c"hipModuleLoadData" (*mut Object, *const c_void) -> Status;
     unload_module = c"hipModuleUnload" (Object) -> Status;
