@@ -111,6 +111,8 @@ pub enum RowError {
     Nul { column: usize },
     #[error("not JSON: {why}")]
     Json { why: String },
+    #[error("not a table: {why}")]
+    Csv { why: String },
     #[error("{bytes} bytes in one row, {limit} at most")]
     TooLong { bytes: usize, limit: usize },
     #[error("a row must be a JSON object, but this is {found}")]
@@ -283,6 +285,9 @@ impl RowError {
             Self::NotUtf8 { .. } => "convert the file to UTF-8",
             Self::Nul { .. } => "the file was probably cut off while it was written: write it again",
             Self::Json { .. } | Self::NotObject { .. } => "one JSON object a line, or one array of objects",
+            Self::Csv { .. } => {
+                "name the columns in the first line, and put cells with commas, quotes or line breaks in quotes"
+            }
             Self::TooLong { .. } | Self::TooMany { .. } => "split the row, or remove it",
             Self::Number { .. } => "write the number as a string",
             Self::Role { role } => match role.as_str() {

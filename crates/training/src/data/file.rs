@@ -8,7 +8,7 @@ use super::format::{self, Example, FieldNames, RowFormat};
 use super::json::Json;
 use super::records::{self, Record};
 use super::report::{FileReport, LossTokens};
-use super::{DataConfig, files};
+use super::{DataConfig, csv, files};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -41,7 +41,13 @@ struct FileFormat {
 impl FileLoader<'_> {
     pub(super) fn load(&self) -> Result<(FileReport, Examples), DataError> {
         let bytes = files::read(self.path, files::DATA_BYTES_MAX)?;
-        let records = records::split(&bytes).map_err(|(line, why)| self.row_error(line, why, false))?;
+        let located = |(line, why)| self.row_error(line, why, false);
+        let table = csv::delimiter(self.path).map(|delimiter| csv::objects(&bytes, delimiter));
+        let table = table.transpose().map_err(located)?;
+        let records = match &table {
+            Some(rows) => rows.iter().map(|(line, bytes)| Record { line: *line, bytes }).collect(),
+            None => records::split(&bytes).map_err(located)?,
+        };
         let shape = self.shape(&records)?;
         let examples = self.tokenise_all(&records, &shape)?;
         let chat = matches!(shape.format, RowFormat::Messages | RowFormat::ShareGpt);

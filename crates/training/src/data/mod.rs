@@ -5,6 +5,7 @@
 //! of workers.
 
 mod conversation;
+mod csv;
 mod date;
 mod error;
 mod example;
