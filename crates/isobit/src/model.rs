@@ -12,6 +12,7 @@ use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_proof::{FileError, Hash, Manifest, regular};
 use isobit_training::checkpoint::{ADAPTER, ADAPTER_CONFIG, FINAL};
+use isobit_training::hub_cache;
 use isobit_training::prepare::{CONFIG_BYTES_MAX, HUB_HINT, RunError, base_digest, is_hub_name, model_config};
 use std::path::{Path, PathBuf};
 
@@ -188,6 +189,8 @@ fn check_model(folder: &Path, weights: &Weights, made_on: Option<Hash>) -> Resul
 /// The folder of a model. A run that trained all weights stands for its final ones, as it does for
 /// `--adapter`.
 pub(crate) fn located(folder: &Path) -> PathBuf {
+    // A cache without a current revision is reported when its config is read.
+    let folder = &hub_cache::resolved(folder).unwrap_or_else(|_| folder.to_owned());
     let (there, last) = (folder.join("config.json"), folder.join(FINAL));
     if !there.exists() && last.join("config.json").is_file() { last } else { folder.to_path_buf() }
 }

@@ -14,6 +14,7 @@ pub mod export;
 pub mod free_memory;
 pub mod groups;
 mod host_optimizer;
+pub mod hub_cache;
 pub mod memory;
 pub mod metrics;
 pub mod model_folder;

@@ -4,6 +4,7 @@
 use crate::checkpoint::{self, ADAPTER_CONFIG, FINAL, Identity};
 use crate::config::{self, Adapter, EvalRows, Fields, Run, Steps};
 use crate::data::{self, DataConfig, DataError, Report, Variables};
+use crate::hub_cache;
 use crate::ranks::RankError;
 use crate::row::{self, Row};
 use crate::starting_adapter;
@@ -206,6 +207,7 @@ pub fn model_config(folder: &Path) -> Result<Config, RunError> {
     if !found?.is_dir() {
         return Err(RunError::Refused { what: format!("{} is not a folder", folder.display()), hint: FOLDER_HINT });
     }
+    hub_cache::resolved(folder)?;
     if [folder, &folder.join(FINAL)].iter().any(|folder| folder.join(ADAPTER_CONFIG).is_file())
         && !folder.join("config.json").exists()
     {

@@ -30,6 +30,7 @@ pub use run::{
 pub(crate) use suggest::nearest;
 pub use value::{Origin, Value};
 
+use crate::hub_cache;
 use isobit_kernels::float_state;
 use std::path::Path;
 
@@ -41,9 +42,14 @@ pub struct Settled {
     pub notes: Vec<String>,
 }
 
-/// Reads a config file, applies `--set` overrides in order and resolves the whole.
+/// Reads a config file, applies `--set` overrides in order and resolves the whole. A cached model
+/// becomes its current revision; a cache without one is reported when its config is read.
 pub fn read(path: &Path, overrides: &[String]) -> Result<Settled, Error> {
-    settled(Low::read(path)?, overrides)
+    let mut settled = settled(Low::read(path)?, overrides)?;
+    if let Ok(folder) = hub_cache::resolved(&settled.run.base_model) {
+        settled.run.base_model = folder;
+    }
+    Ok(settled)
 }
 
 /// The same for text already in memory; `name` stands for the file in messages.

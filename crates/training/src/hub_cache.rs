@@ -1,0 +1,82 @@
+//! Models in the cache of a hub client: `models--ORG--NAME` has revisions under `snapshots/`, and
+//! `refs/main` names the current one.
+
+use crate::prepare::RunError;
+use isobit_proof::regular;
+use std::path::{Path, PathBuf};
+
+/// BOUND: bytes of a file that names a revision.
+const REF_BYTES_MAX: u64 = 1 << 10;
+
+/// The model folder that `path` stands for: itself, or the current revision of a cached model.
+pub fn resolved(path: &Path) -> Result<PathBuf, RunError> {
+    let snapshots = path.join("snapshots");
+    if path.join("config.json").exists() || !snapshots.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let main = regular::if_there(regular::read_text(&path.join("refs").join("main"), REF_BYTES_MAX))?;
+    let named = main.map(|name| name.trim().to_string()).filter(|name| is_name(name));
+    if let Some(folder) = named.map(|name| snapshots.join(name)).filter(|folder| folder.is_dir()) {
+        return Ok(folder);
+    }
+    let mut revisions = revisions(&snapshots);
+    match revisions.len() {
+        1 => Ok(revisions.remove(0)),
+        0 => Err(RunError::Refused {
+            what: format!("{} has no revision of the model", snapshots.display()),
+            hint: "download the model again",
+        }),
+        count => Err(RunError::Refused {
+            what: format!("{} has {count} revisions of the model, and refs/main names none of them", path.display()),
+            hint: "give one of the folders under snapshots/",
+        }),
+    }
+}
+
+/// Whether a revision's name is one part of a path.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+/// The folders of all revisions, in order.
+fn revisions(snapshots: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(snapshots).into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    folders.sort();
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_current_revision_is_the_model() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("models--org--name");
+        let put = |name: &str, text: &str| {
+            let file = path.join(name);
+            fs::create_dir_all(file.parent().expect("a folder")).expect("folders");
+            fs::write(file, text).expect("a file");
+        };
+        let of = |path: &Path| resolved(path).map_err(|error| error.to_string());
+        assert_eq!(of(&path), Ok(path.clone()), "nothing there: the next step says so");
+        fs::create_dir_all(path.join("snapshots")).expect("folders");
+        assert!(of(&path).is_err_and(|error| error.contains("no revision")));
+        put("snapshots/aaa/config.json", "{}");
+        assert_eq!(of(&path), Ok(path.join("snapshots/aaa")), "the only one");
+        put("snapshots/bbb/config.json", "{}");
+        assert!(of(&path).is_err_and(|error| error.contains("2 revisions")));
+        put("refs/main", "bbb\n");
+        assert_eq!(of(&path), Ok(path.join("snapshots/bbb")));
+        // Nothing outside of the cache is reached, and a missing one is not invented.
+        for text in ["../../etc", "/etc", "..", "", "ccc"] {
+            put("refs/main", text);
+            assert!(of(&path).is_err(), "{text}");
+        }
+        // A model folder that happens to have such a folder is itself.
+        put("config.json", "{}");
+        assert_eq!(of(&path), Ok(path.clone()));
+    }
+}
