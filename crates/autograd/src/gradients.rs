@@ -196,11 +196,6 @@ impl<B: Backend> Gradients<B> {
         self.all[id.0].on_host()
     }
 
-    /// Whether they rest in host memory.
-    pub fn are_on_host(&self) -> bool {
-        self.host.is_some()
-    }
-
     /// For an op's contribution.
     pub(crate) fn reach(&mut self, backend: &B, id: ParameterId) -> &mut F32<B> {
         assert!(!self.awaited[id.0], "an op that does not wait overtakes deferred parts of the same gradient");

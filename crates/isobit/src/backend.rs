@@ -138,21 +138,29 @@ fn automatic() -> Option<Selector> {
     static CARD: OnceLock<Option<Selector>> = OnceLock::new();
     *CARD.get_or_init(|| {
         let count = |api| gpu::list(api).map_or(0, |listings| listings.len());
-        first_card(count, |card| gpu::is_gpu(card) && Gpu::open(card).is_ok())
+        working_card(0, count, |card| gpu::is_gpu(card) && Gpu::open(card).is_ok())
     })
 }
 
-/// The card of a rank, if enough of them work: the one with this number among those of the machine.
+/// The card of a rank, if enough of them work: the one with this number.
 pub(crate) fn card(number: usize) -> Option<Selector> {
     let count = |api| gpu::list(api).map_or(0, |listings| listings.len());
-    let all = CARDS.into_iter().flat_map(|api| (0..count(api)).map(move |index| Selector { api, index }));
-    all.filter(|card| gpu::is_gpu(*card) && Gpu::open(*card).is_ok()).nth(number)
+    working_card(number, count, |card| gpu::is_gpu(card) && Gpu::open(card).is_ok())
 }
 
-/// The first card that works, given how many devices each API has.
-pub(crate) fn first_card(count: impl Fn(Api) -> usize, works: impl Fn(Selector) -> bool) -> Option<Selector> {
-    let mut all = CARDS.into_iter().flat_map(|api| (0..count(api)).map(move |index| Selector { api, index }));
-    all.find(|card| works(*card))
+/// The card that works with this number, given how many devices each API has. Only those of the
+/// first API with one that works are counted: the others may list the same cards again.
+pub(crate) fn working_card(
+    number: usize,
+    count: impl Fn(Api) -> usize,
+    works: impl Fn(Selector) -> bool,
+) -> Option<Selector> {
+    CARDS.into_iter().find_map(|api| {
+        let cards = (0..count(api)).map(|index| Selector { api, index });
+        let mut working = cards.filter(|card| works(*card)).peekable();
+        working.peek()?;
+        Some(working.nth(number))
+    })?
 }
 
 #[expect(clippy::disallowed_methods, reason = "the program chooses the thread count where the config leaves it open")]
@@ -219,11 +227,16 @@ mod tests {
     #[test]
     fn the_first_card_that_works() {
         let card = |text: &str| text.parse::<Selector>().expect("a device");
-        let of = |ready: &[&str]| first_card(|_| 2, |found| ready.iter().any(|name| card(name) == found));
+        let nth =
+            |number, ready: &[&str]| working_card(number, |_| 2, |found| ready.iter().any(|name| card(name) == found));
+        let of = |ready: &[&str]| nth(0, ready);
         assert_eq!(of(&["opencl:0", "opencl:1", "cuda:1"]), Some(card("cuda:1")));
         assert_eq!(of(&["opencl:1"]), Some(card("opencl:1")));
         assert_eq!(of(&[]), None);
-        assert_eq!(first_card(|_| 0, |_| true), None);
+        assert_eq!(working_card(0, |_| 0, |_| true), None);
+        // The same card by another API is not a second one.
+        assert_eq!(nth(1, &["hip:1", "opencl:0"]), None);
+        assert_eq!(nth(1, &["hip:0", "hip:1", "opencl:0"]), Some(card("hip:1")));
     }
 
     #[test]

@@ -146,9 +146,9 @@ pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
     }
     if run.training.recomputation != Policy::Full {
         smaller.training.recomputation = Policy::Full;
+        sets = format!("{sets} --set training.gradient_checkpointing=full").trim_start().to_string();
         if fits(&smaller) {
-            let sets = format!("{sets} --set training.gradient_checkpointing=full");
-            return format!("`{}` fits and gives the same weights", sets.trim_start());
+            return format!("`{sets}` fits and gives the same weights");
         }
     }
     let all = Offload { optimizer: true, activations: true, weights: true };

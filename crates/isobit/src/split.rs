@@ -191,10 +191,10 @@ pub(crate) fn split_fit(run: &Run, memories: &[u64], ranks: Ranks) -> Result<Spl
     Ok(SplitFit { split: Split { devices, parts }, stages, pools, bytes_transfer })
 }
 
-/// Every link holds a message for each device of the list at most.
+/// Every link holds a message for each device of the list at most, in each direction.
 fn transfer(model: &Config, tokens: u64, devices: usize) -> u64 {
     let message = tokens * model.hidden as u64 * size_of::<f32>() as u64;
-    message.saturating_mul((devices * (devices - 1)) as u64)
+    message.saturating_mul(2 * (devices * (devices - 1)) as u64)
 }
 
 /// Plans of devices with consecutive layers.

@@ -153,7 +153,10 @@ pub fn offloaded_memory<L: MemoryLayout>(
     let with_moments = ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let plan = counted(&backend, trainer, |trainer| trainer, step, rows, waiting)?;
-    Ok(MemoryPlan { bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, !with_moments), ..plan })
+    Ok(MemoryPlan {
+        bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, step.gradient_groups, !with_moments),
+        ..plan
+    })
 }
 
 /// One device of a list.
@@ -190,7 +193,7 @@ pub fn stage_memory<L: MemoryLayout>(
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
     let mut plan = counted(&backend, trainer, alone, step, rows, stage.waiting)?;
-    plan.bytes_ranks = ranks::host_bytes(plan.trained_count, stage.ranks, !with_moments);
+    plan.bytes_ranks = ranks::host_bytes(plan.trained_count, stage.ranks, step.gradient_groups, !with_moments);
     // The batches of a group stay until it is done; those of rows that were not counted are added.
     let before = backend.bytes();
     let place = BatchPosition::of_evaluation(0);

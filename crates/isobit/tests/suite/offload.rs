@@ -76,6 +76,35 @@ fn a_limit_on_memory_ends_the_run() {
     ran.says(4, &["a buffer of", "exceeds --memory", "isobit plan"]);
 }
 
+/// Offload lets a run pass that does not fit otherwise, and the refusal without it says so.
+#[test]
+fn a_model_that_does_not_fit_trains_with_offload() {
+    let folder = Folder::new(Shape::TINY);
+    if !is_ready(&folder, "offload::a_model_that_does_not_fit_trains_with_offload") {
+        return;
+    }
+    in_full(&folder);
+    let all = ["--set", "offload=optimizer,activations,weights"];
+    let run = |command: &str, memory: &str, sets: &[&str]| {
+        let rows = ["training.micro_batch_size=1", "--set", "training.gradient_accumulation_steps=8"];
+        let fixed =
+            [command, "config.toml", "--device", "opencl:0", "--memory", memory, "--set", rows[0], rows[1], rows[2]];
+        folder.run(&[&fixed[..], sets].concat())
+    };
+    let needed = |sets: &[&str]| {
+        let plan = run("plan", "1", &[sets, &["--json"]].concat()).json().remove(0);
+        plan["total_bytes"].as_u64().expect("bytes")
+    };
+    let [whole, offloaded] = [needed(&[]), needed(&all)];
+    assert!(offloaded < whole);
+    let between = format!("{}", (whole + offloaded) as f64 / 2.0 / f64::from(1 << 30));
+    run("train", &between, &[]).says(4, &["needs", "--memory", "offload=optimizer,activations,weights` fits"]);
+    let ran = run("train", &between, &[&all[..], &["--set", "output_dir=offloaded"]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    folder.trained("plain", &[]);
+    folder.same("plain", "offloaded");
+}
+
 /// Card and host by item, and the ranks of a config with devices for each.
 #[test]
 fn the_plan_counts_the_host() {

@@ -22,7 +22,13 @@ pub enum RankError {
     #[error("a rank ended the run with exit code {code}")]
     Aborted { code: u8 },
     #[error("after update {step} the weights of {} differ from those of rank {reference}", named(.ranks))]
-    Weights { step: u64, ranks: Vec<usize>, reference: usize },
+    Weights {
+        step: u64,
+        ranks: Vec<usize>,
+        reference: usize,
+        /// Whether more than half of all ranks have the weights of `reference`.
+        is_majority: bool,
+    },
     /// All ranks know of this one; the rank itself reports it.
     #[error("rank {}: {}", .0.rank, .0.what)]
     Elsewhere(Elsewhere),
@@ -54,8 +60,13 @@ impl RankError {
             Self::Damaged { .. } => {
                 "check the network and memory of both machines, then continue with `--resume`".to_string()
             }
-            Self::Weights { .. } => "the device or memory of that rank computes wrong results: run `isobit devices` \
-                                     there, leave it out, and continue with `--resume`"
+            Self::Weights { is_majority: true, .. } => {
+                "the device or memory of that rank computes wrong results: run `isobit devices` there, leave it out, \
+                 and continue with `--resume`"
+                    .to_string()
+            }
+            Self::Weights { .. } => "one of these ranks computes wrong results: run `isobit devices` on each, leave \
+                                     out the one that fails, and continue with `--resume`"
                 .to_string(),
             Self::Elsewhere(elsewhere) => return elsewhere.hint.clone(),
         })

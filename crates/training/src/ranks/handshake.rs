@@ -4,8 +4,10 @@
 use super::{RankError, Team};
 use crate::config::Run;
 use crate::prepare::{Prepared, RunError};
+use isobit_proof::Hash;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 /// The version of the messages between ranks.
 const PROTOCOL: u32 = 1;
@@ -14,6 +16,7 @@ const PROTOCOL: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
     pub program: String,
+    pub build: Build,
     pub protocol: u32,
     pub numerics: String,
     /// Every key that must be the same on all ranks, with its value.
@@ -22,12 +25,37 @@ pub struct Introduction {
     pub base: String,
 }
 
+/// The program's file. Machines of different kinds have different ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Build {
+    architecture: String,
+    /// Empty if the file cannot be read.
+    digest: String,
+}
+
+impl Build {
+    /// Of this process; read once.
+    fn current() -> Self {
+        static DIGEST: OnceLock<String> = OnceLock::new();
+        let digest = || std::env::current_exe().ok().and_then(|path| Hash::of_file(&path).ok());
+        let digest = DIGEST.get_or_init(|| digest().map_or(String::new(), |digest| digest.to_string())).clone();
+        Self { architecture: std::env::consts::ARCH.to_string(), digest }
+    }
+
+    /// Whether the two are known to be different programs.
+    fn differs(&self, other: &Self) -> bool {
+        let is_known = !self.digest.is_empty() && !other.digest.is_empty();
+        is_known && self.architecture == other.architecture && self.digest != other.digest
+    }
+}
+
 impl Introduction {
     pub fn of(prepared: &Prepared) -> Self {
         let mut keys = prepared.run.keys_of_ranks();
         keys.extend(prepared.identity.start.clone().map(|digest| ("adapter.resume_from".to_string(), digest)));
         Self {
             program: env!("CARGO_PKG_VERSION").to_string(),
+            build: Build::current(),
             protocol: PROTOCOL,
             numerics: prepared.identity.numerics.clone(),
             keys,
@@ -43,6 +71,10 @@ impl Introduction {
             |of: &Self| format!("isobit {} (messages {}, arithmetic {})", of.program, of.protocol, of.numerics);
         if version(self) != version(other) {
             let what = format!("rank {rank} runs {}, rank 0 {}", version(other), version(self));
+            return refused(what, "install the same program on every machine");
+        }
+        if self.build.differs(&other.build) {
+            let what = format!("rank {rank} runs another build of isobit {} than rank 0", self.program);
             return refused(what, "install the same program on every machine");
         }
         let ours = self.keys.keys().chain(other.keys.keys());
@@ -100,4 +132,26 @@ fn check_size(size: usize, own: &Introduction) -> Result<(), RunError> {
              the number of groups is part of the arithmetic"
         ),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn introduction(architecture: &str, digest: &str) -> Introduction {
+        let (program, numerics, data, base) = ("1".to_string(), String::new(), String::new(), String::new());
+        let build = Build { architecture: architecture.to_string(), digest: digest.to_string() };
+        Introduction { program, build, protocol: PROTOCOL, numerics, keys: BTreeMap::new(), data, base }
+    }
+
+    #[test]
+    fn another_build_of_the_same_version_is_refused() {
+        let first = introduction("x86_64", "a");
+        let refused = first.difference(2, &introduction("x86_64", "b")).expect("another build");
+        assert!(refused.to_string().contains("rank 2 runs another build"), "{refused}");
+        for same in [("x86_64", "a"), ("aarch64", "b"), ("x86_64", "")] {
+            assert!(first.difference(2, &introduction(same.0, same.1)).is_none(), "{same:?}");
+        }
+        assert_eq!(Build::current().digest.len(), 64, "the program has read its file");
+    }
 }

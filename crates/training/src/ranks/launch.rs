@@ -14,17 +14,17 @@ impl Launch {
     /// Reads the environment through `variable`. None if no launcher started this process.
     pub fn from(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         // SLURM_NTASKS would not do: a batch script has it too, and starts one process.
-        const SIZES: [(&str, &str); 4] = [
-            ("OMPI_COMM_WORLD_SIZE", "mpirun"),
-            ("PMI_SIZE", "mpiexec"),
-            ("MPI_LOCALNRANKS", "mpiexec"),
-            ("SLURM_STEP_NUM_TASKS", "srun"),
-        ];
+        const SIZES: [(&str, &str); 3] =
+            [("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpiexec"), ("SLURM_STEP_NUM_TASKS", "srun")];
+        // Of a process whose launcher does not say how many there are; MPI_LOCALNRANKS counts those
+        // of one machine.
+        const SIGNS: [(&str, &str); 2] = [("MPI_LOCALNRANKS", "mpiexec"), ("PMIX_RANK", "a launcher with PMIx")];
         let sized = SIZES.iter().find_map(|(name, launcher)| {
             let size = variable(name)?.trim().parse().ok()?;
             Some(Self { launcher, size: Some(size) })
         });
-        sized.or_else(|| variable("PMIX_RANK").map(|_| Self { launcher: "a launcher with PMIx", size: None }))
+        let sign = || SIGNS.iter().find(|(name, _)| variable(name).is_some());
+        sized.or_else(|| sign().map(|(_, launcher)| Self { launcher, size: None }))
     }
 
     /// Whether there may be other processes.
@@ -51,6 +51,8 @@ mod tests {
             assert!(of(&[(name, "3")]).is_some_and(|launch| launch.is_shared()));
             assert!(!of(&[(name, "1"), ("PMIX_RANK", "0")]).is_some_and(|launch| launch.is_shared()));
         }
-        assert!(of(&[("PMIX_RANK", "0")]).is_some_and(|launch| launch.is_shared()), "the size is not known");
+        for name in ["PMIX_RANK", "MPI_LOCALNRANKS"] {
+            assert!(of(&[(name, "1")]).is_some_and(|launch| launch.is_shared()), "the size is not known");
+        }
     }
 }

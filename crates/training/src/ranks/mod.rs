@@ -26,13 +26,15 @@ use std::sync::Arc;
 /// are shards, and messages at their peak.
 ///
 /// BOUND: a gradient as tensors and as messages, or the new weights of all ranks and whole tensors
-/// made of them; with shards also the part of a node that waits for the others.
-pub fn host_bytes(count: usize, ranks: usize, is_sharded: bool) -> usize {
+/// made of them, beside all that has arrived from others: with shards a share of every node that is
+/// one rank's, otherwise the nodes that a rank adds to its own.
+pub fn host_bytes(count: usize, ranks: usize, groups: usize, is_sharded: bool) -> usize {
     if ranks < 2 {
         return 0;
     }
     let (gradient, share) = (count * size_of::<f32>(), count.div_ceil(ranks) * size_of::<f32>());
-    2 * gradient + if is_sharded { 4 * share } else { 0 }
+    let (nodes, arriving) = update::nodes(ranks, groups);
+    2 * gradient + if is_sharded { (4 + nodes) * share } else { arriving * gradient }
 }
 
 /// A whole message. Shared, so that it can be passed on to several ranks without a copy.

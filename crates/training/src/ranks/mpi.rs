@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// BOUND: bytes that one call of MPI moves; its counts are 32-bit numbers.
 const PIECE_BYTES: usize = 1 << 28;
@@ -22,6 +22,8 @@ const PIECE_BYTES: usize = 1 << 28;
 const MESSAGE_BYTES_MAX: u64 = 1 << 40;
 /// Between two looks for messages while none is on its way.
 const PAUSE: Duration = Duration::from_micros(50);
+/// How long messages in flight are watched without a pause after the last one has moved.
+const PATIENCE: Duration = Duration::from_millis(20);
 /// How long a rank that ends the run waits for its own end.
 const ABORT_WAIT: Duration = Duration::from_secs(30);
 /// Bytes of a set of cores.
@@ -196,7 +198,9 @@ impl Link {
     /// Moves messages until the other side is done.
     fn serve(&mut self) -> Result<(), WorldError> {
         let mut is_last = false;
+        let mut moved = Instant::now();
         loop {
+            let before = self.in_flight();
             loop {
                 match self.commands.try_recv() {
                     Ok(Command::Send { to, channel, message }) => self.send(to, channel, message)?,
@@ -216,12 +220,22 @@ impl Link {
             if is_last && self.sends.is_empty() {
                 return Ok(());
             }
-            if self.sends.is_empty() && self.receives.values().all(VecDeque::is_empty) {
+            // A message that stands still waits for a rank that computes; so do the threads here.
+            let now = self.in_flight();
+            if now != before {
+                moved = Instant::now();
+            }
+            if now == (0, 0) || moved.elapsed() > PATIENCE {
                 std::thread::sleep(PAUSE);
             } else {
                 std::thread::yield_now();
             }
         }
+    }
+
+    /// Messages on their way out and in.
+    fn in_flight(&self) -> (usize, usize) {
+        (self.sends.len(), self.receives.values().map(VecDeque::len).sum())
     }
 
     /// After a failure: until the other side ends the run.

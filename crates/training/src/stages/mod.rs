@@ -176,7 +176,7 @@ impl Stages {
     fn numbers(answers: Vec<Answer>) -> Vec<f32> {
         let numbers = |answer| match answer {
             Answer::Numbers(numbers) => numbers,
-            _ => Vec::new(),
+            _ => unreachable!("a question for numbers is answered with numbers"),
         };
         answers.into_iter().flat_map(numbers).collect()
     }
@@ -251,7 +251,8 @@ impl Engine for Stages {
             targets: update.targets,
             settings: settings.clone(),
         };
-        // A stage is at most so many micro-batches ahead: nobody waits for a place in a link.
+        // A stage with a backward pass is at most so many micro-batches ahead; one in front of
+        // everything that is trained waits for a place in its link.
         let mut links = Links::chain(self.handles.len(), self.handles.len()).into_iter();
         let mut answers = self.ask_all(|_| Command::Group {
             slot: gradients.slot,

@@ -188,16 +188,12 @@ impl<B: Backend> Worker<B> {
                 return schedule::evaluate(trainer, &rows, first_row, how, &links).map(Answer::Evaluated);
             }
             Command::Add { left, right } => {
-                if let (Some(a), Some(b)) = (self.gradients.remove(&left), self.gradients.remove(&right)) {
-                    self.gradients.insert(left, trainer.add(a, b)?);
-                }
+                let [a, b] = [left, right].map(|slot| self.gradients.remove(&slot).expect(HELD));
+                self.gradients.insert(left, trainer.add(a, b)?);
             }
             Command::CombineTable { slot, head } => {
-                if let (Some(gradients), Some((id, _))) =
-                    (self.gradients.get_mut(&slot), trainer.parameters.iter().next())
-                {
-                    gradients.combine_with(&trainer.backend, id, &head);
-                }
+                let (id, _) = trainer.parameters.iter().next().expect("the table is the first tensor");
+                self.gradients.get_mut(&slot).expect(HELD).combine_with(&trainer.backend, id, &head);
             }
             Command::Download { slot } => return Ok(Answer::Parts(self.trainer.download(self.held(slot))?)),
             Command::Upload { slot, parts } => {
@@ -208,9 +204,7 @@ impl<B: Backend> Worker<B> {
                 return Ok(Answer::Numbers(self.trainer.sums_of_squares(self.held(slot))?));
             }
             Command::Scale { slot, factor } => {
-                if let Some(gradients) = self.gradients.get_mut(&slot) {
-                    trainer.scale(gradients, factor)?;
-                }
+                trainer.scale(self.gradients.get_mut(&slot).expect(HELD), factor)?;
             }
             Command::Apply { slot, step, learning_rate, settings } => {
                 let gradients = self.gradients.get(&slot).expect(HELD);
@@ -246,7 +240,9 @@ impl From<Stop> for StepError {
     fn from(stop: Stop) -> Self {
         match stop {
             Stop::Failed(error) => error,
-            Stop::Neighbour => Self::Stage { device: "a device".to_string(), what: "it stopped".to_string() },
+            Stop::Neighbour => {
+                Self::Stage { device: "a device of the list".to_string(), what: "it stopped".to_string() }
+            }
         }
     }
 }
