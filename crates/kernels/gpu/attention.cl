@@ -322,7 +322,7 @@ KERNEL(GROUP) attention_forward(
     GLOBAL float *o, GLOBAL float *lse, GLOBAL const int *q, GLOBAL const float *q_scales, GLOBAL const int *k,
     GLOBAL const float *k_scales, GLOBAL const int *v, GLOBAL const float *v_scales, GLOBAL const uint *table,
     uint heads, uint heads_per_key, uint key_width, uint value_width, uint query_places, uint key_places, uint window,
-    float softmax_scale2
+    float softmax_scale2, float cap, float cap_inverse
 ) {
     LOCAL int rows[SLICES * WORDS_MAX * FORWARD_ROWS];
     LOCAL float values[FORWARD_ROWS * TILE];
@@ -378,7 +378,8 @@ KERNEL(GROUP) attention_forward(
             uint at = score_row(n, FORWARD_ROWS);
             uint key = tile + score_column(n);
             if (holds(tile_seen, key)) {
-                values[at * TILE + key - tile] = chunk_value(products[n]) * (score_scales[at] * key_scales[key]);
+                float z = chunk_value(products[n]) * (score_scales[at] * key_scales[key]);
+                values[at * TILE + key - tile] = soft_capped(z, cap, cap_inverse);
             }
         }
         barrier_local();
@@ -489,7 +490,7 @@ KERNEL(GROUP) attention_grad_query(
     GLOBAL const int *k_by_place, GLOBAL const float *k_scales, GLOBAL const int *v, GLOBAL const float *v_scales,
     GLOBAL const int *d_o, GLOBAL const float *d_o_scales, GLOBAL const float *delta, GLOBAL const float *lse,
     GLOBAL const uint *table, uint heads, uint heads_per_key, uint key_width, uint value_width, uint places,
-    uint window, float softmax_scale, float softmax_scale2
+    uint window, float softmax_scale, float softmax_scale2, float cap, float cap_inverse
 ) {
     LOCAL int q_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL int d_o_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
@@ -553,8 +554,10 @@ KERNEL(GROUP) attention_grad_query(
                 float key_scale = key_scales[key];
                 float value_scale = value_scales[key];
                 float z = chunk_value(scores[n]) * ((row_q_scale[row] * softmax_scale2) * key_scale);
+                z = soft_capped(z, cap, cap_inverse);
                 float p = isobit_exp2(z - row_lse[row]);
                 float g = p * fma_rn(chunk_value(grads[n]), row_d_o_scale[row] * value_scale, -row_delta[row]);
+                g = cap > 0.0f ? g * soft_cap_slope(z, cap_inverse) : g;
                 folded = g * (key_scale * softmax_scale);
             }
             values[row * TILE + key - tile] = folded;
@@ -601,7 +604,7 @@ KERNEL(GROUP) attention_grad_key(
     GLOBAL const float *v_scales, GLOBAL const int *d_o, GLOBAL const int *d_o_by_place,
     GLOBAL const float *d_o_scales, GLOBAL const float *delta, GLOBAL const float *lse, GLOBAL const uint *table,
     uint key_heads, uint heads_per_key, uint key_width, uint value_width, uint places, uint window,
-    float softmax_scale, float softmax_scale2
+    float softmax_scale, float softmax_scale2, float cap, float cap_inverse
 ) {
     LOCAL int k_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL int v_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
@@ -670,9 +673,11 @@ KERNEL(GROUP) attention_grad_key(
                     float q_scale = q_scales[per_place + query];
                     float d_o_scale = d_o_scales[per_place + query];
                     float z = chunk_value(scores[n]) * ((q_scale * softmax_scale2) * row_k_scale[at]);
+                    z = soft_capped(z, cap, cap_inverse);
                     float p = isobit_exp2(z - lse[per_place + query]);
                     float delta_here = delta[per_place + query];
                     float g = p * fma_rn(chunk_value(grads[n]), d_o_scale * row_v_scale[at], -delta_here);
+                    g = cap > 0.0f ? g * soft_cap_slope(z, cap_inverse) : g;
                     key_folded = g * (q_scale * softmax_scale);
                     value_folded = p * d_o_scale;
                 }

@@ -229,6 +229,17 @@ FUNCTION float isobit_silu_grad(float x) {
     return canonical_if_nan(x, (sigmoid * slope) * far_part);
 }
 
+// Soft-capping; a limit of zero is none.
+FUNCTION float soft_capped(float x, float limit, float inverse) {
+    return limit > 0.0f ? isobit_tanh(x * inverse) * limit : x;
+}
+
+// The derivative, from the capped number.
+FUNCTION float soft_cap_slope(float capped, float inverse) {
+    float t = capped * inverse;
+    return fma_rn(-t, t, 1.0f);
+}
+
 FUNCTION float isobit_softplus(float x) {
     float e = scaled_value(exp_scaled(-magnitude(x)));
     float d = 1.0f + e;

@@ -144,10 +144,17 @@ KERNEL(GROUP) head_combine(
     }
 }
 
+KERNEL(GROUP) head_cap(GLOBAL float *z, ulong length, float cap, float cap_inverse) {
+    ulong i = (ulong)group_index() * GROUP + local_index();
+    if (i < length) {
+        z[i] = soft_capped(z[i], cap, cap_inverse);
+    }
+}
+
 // Logits of a stripe become their gradients. `groups` groups per token.
 KERNEL(GROUP) head_gradient(
     GLOBAL float *z, GLOBAL const int *labels, GLOBAL const float *lse, GLOBAL const float *weight, uint base,
-    uint first_column, uint columns, uint groups
+    uint first_column, uint columns, uint groups, float cap, float cap_inverse
 ) {
     uint token = div_u32(group_index(), groups);
     uint column = mod_u32(group_index(), groups) * GROUP + local_index();
@@ -156,6 +163,7 @@ KERNEL(GROUP) head_gradient(
         int label = labels[base + token];
         float target = label >= 0 && (uint)label == first_column + column ? 1.0f : 0.0f;
         float dz = (isobit_exp(z[at] - lse[base + token]) - target) * weight[base + token];
+        dz = cap > 0.0f ? dz * soft_cap_slope(z[at], cap_inverse) : dz;
         z[at] = label == IGNORED ? 0.0f : dz;
     }
 }

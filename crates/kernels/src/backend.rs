@@ -42,6 +42,7 @@ ops! {
     add: Add;
     scale: Scale;
     swiglu: SwigluForward, SwigluBackward, SwigluPairsForward, SwigluPairsBackward;
+    geglu: GegluForward, GegluBackward;
     dropout: ApplyDropout;
     elementary: Elementary;
     rms_norm: RmsNormForward, RmsNormBackward;

@@ -6,14 +6,18 @@
 //! between devices, results may not.
 
 mod activation;
+mod cap;
 mod exponential;
 mod function;
+mod gelu;
 mod logarithm;
 mod trigonometric;
 
 pub use activation::{rsqrt, sigmoid, silu, silu_grad, softplus, tanh};
+pub use cap::SoftCap;
 pub use exponential::{exp, exp2};
 pub use function::{Function, check_range, error_ulp};
+pub use gelu::{gelu, gelu_grad};
 pub use logarithm::ln;
 pub use trigonometric::{cos, sin};
 

@@ -18,12 +18,14 @@ pub struct AttentionShape {
     pub value_width: usize,
     pub scale: f32,
     pub window: Option<usize>,
+    /// Scores stay between plus and minus this.
+    pub cap: Option<f32>,
 }
 
 impl AttentionShape {
     pub fn over(self, spans: &[Span], profile: Profile) -> Attention<'_> {
-        let Self { heads, kv_heads, key_width, value_width, scale, window } = self;
-        Attention { spans, heads, kv_heads, key_width, value_width, softmax_scale: scale, window, profile }
+        let Self { heads, kv_heads, key_width, value_width, scale, window, cap } = self;
+        Attention { spans, heads, kv_heads, key_width, value_width, softmax_scale: scale, window, cap, profile }
     }
 }
 

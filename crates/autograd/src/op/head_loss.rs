@@ -6,10 +6,11 @@ use crate::op::Node;
 use crate::parameters::{Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
-    HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, Product, ProductForward, SliceShape,
+    Elementary, HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, Product, ProductForward, Scale, SliceShape,
 };
 use isobit_kernels::tensor::{F32, I32, U32};
 use isobit_kernels::{Backend, Matrix as Operand};
+use isobit_numerics::elementary::{Function, SoftCap};
 use std::rc::Rc;
 
 /// What the tokens should predict.
@@ -18,6 +19,20 @@ pub struct LossTargets<B: Backend> {
     pub labels: I32<B>,
     /// The weight of each token's loss in the step.
     pub weight: F32<B>,
+}
+
+/// Rows of the head, and what its logits are limited to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadShape {
+    pub vocabulary: usize,
+    /// Logits stay between plus and minus this.
+    pub cap: Option<f32>,
+}
+
+impl From<usize> for HeadShape {
+    fn from(vocabulary: usize) -> Self {
+        Self { vocabulary, cap: None }
+    }
 }
 
 /// Results per token.
@@ -35,7 +50,7 @@ pub(crate) enum Saved<'a, B: Backend> {
         lse: Lease<B>,
         head: &'a Matrix<B>,
         id: ParameterId,
-        vocabulary: usize,
+        shape: HeadShape,
         targets: &'a LossTargets<B>,
     },
     /// A frozen head: the token weights are already known, so the forward pass computes the
@@ -48,14 +63,16 @@ impl<'a, B: Backend> Tape<'a, B> {
         &mut self,
         h: Variable<B>,
         head: &'a Matrix<B>,
-        vocabulary: usize,
+        shape: impl Into<HeadShape>,
         targets: &'a LossTargets<B>,
     ) -> HeadOutput<B> {
+        let shape = shape.into();
+        let vocabulary = shape.vocabulary;
         let tokens = self.layout.tokens;
         let rows = self.slice(&h.data, h.width);
         let mut lse = self.take(tokens);
         let (mut loss, mut best) = (self.backend.zeros(tokens), self.backend.zeros(tokens));
-        let p = self.head_shape(h.width, vocabulary);
+        let p = self.head_shape(h.width, shape);
         let LossTargets { labels, weight } = targets;
         let lengths = [h.data.length(), tokens];
         if let (Matrix::Frozen(frozen), true) = (head, self.recording && h.needs_gradient) {
@@ -88,14 +105,15 @@ impl<'a, B: Backend> Tape<'a, B> {
         });
         if let Matrix::Trained(id) = head {
             let id = *id;
-            let saved = || Node::Head(Saved::Trained { h, rows, lse, head, id, vocabulary, targets });
+            let saved = || Node::Head(Saved::Trained { h, rows, lse, head, id, shape, targets });
             self.record("head_loss", &lengths, saved);
         }
         HeadOutput { loss, best }
     }
 
     /// Logits of all tokens: `[tokens, vocabulary]`. Nothing is recorded.
-    pub fn project(&mut self, h: &Variable<B>, head: &Matrix<B>, vocabulary: usize) -> Variable<B> {
+    pub fn project(&mut self, h: &Variable<B>, head: &Matrix<B>, shape: impl Into<HeadShape>) -> Variable<B> {
+        let HeadShape { vocabulary, cap } = shape.into();
         let rows = self.slice(&h.data, h.width);
         let segments = [0, self.layout.tokens];
         let p = Product { segments: &segments, n: vocabulary, k: h.width, profile: self.profile, accumulate: false };
@@ -103,11 +121,19 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.with_head(head, h.width, vocabulary, |operand| {
             self.backend.run(ProductForward { y: z.buffer_mut(), x: rows.slices(), w: operand, p });
         });
+        if let Some(SoftCap { limit, inverse }) = cap.map(|cap| SoftCap::new(f64::from(cap))) {
+            // The steps of soft-capping, each an op.
+            let mut capped = self.take(self.layout.tokens * vocabulary);
+            self.backend.run(Scale { tensors: vec![z.buffer_mut()], factor: inverse });
+            self.backend.run(Elementary { y: capped.buffer_mut(), x: z.buffer(), function: Function::Tanh });
+            self.backend.run(Scale { tensors: vec![capped.buffer_mut()], factor: limit });
+            z = capped;
+        }
         self.variable(Rc::new(z), vocabulary, false)
     }
 
-    fn head_shape(&self, hidden: usize, vocabulary: usize) -> HeadLoss<'a> {
-        HeadLoss { row_starts: &self.layout.row_starts, hidden, vocabulary, profile: self.profile }
+    fn head_shape(&self, hidden: usize, HeadShape { vocabulary, cap }: HeadShape) -> HeadLoss<'a> {
+        HeadLoss { row_starts: &self.layout.row_starts, hidden, vocabulary, cap, profile: self.profile }
     }
 
     fn with_head<R>(
@@ -126,11 +152,11 @@ impl<B: Backend> Saved<'_, B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let (h, dh) = match self {
             Self::Frozen { h, dh } => (h, dh),
-            Self::Trained { h, rows, lse, head, id, vocabulary, targets } => {
+            Self::Trained { h, rows, lse, head, id, shape, targets } => {
                 let mut dh = tape.take(h.data.length());
-                let p = tape.head_shape(h.width, vocabulary);
+                let p = tape.head_shape(h.width, shape);
                 let dhead = Some(gradients.reach(tape.backend, id));
-                tape.with_head(head, h.width, vocabulary, |operand| {
+                tape.with_head(head, h.width, shape.vocabulary, |operand| {
                     let (labels, weight) = (&targets.labels, &targets.weight);
                     let (dh, rows, h, lse) = (dh.buffer_mut(), rows.slices(), h.buffer(), lse.buffer());
                     tape.backend.run(HeadLossBackward { dh, dhead, rows, h, head: operand, labels, lse, weight, p });

@@ -5,6 +5,7 @@ use crate::arena::{Lease, RowsLease};
 use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::op::product4::takes_plain_rows;
+use crate::op::rms_norm::Norm;
 use crate::parameters::{Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
@@ -104,6 +105,39 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub fn finish(&mut self, residual: &Variable<B>, x: &Variable<B>, layer: &'a Linear<B>) -> Variable<B> {
         self.end(&x.data);
         let y = self.linear_where(x, layer, !self.recomputing);
+        self.add_where(residual, &y, !self.recomputing)
+    }
+
+    /// `residual + layer(x)·factor`, the end of a block.
+    pub fn finish_scaled(
+        &mut self,
+        residual: &Variable<B>,
+        x: &Variable<B>,
+        layer: &'a Linear<B>,
+        factor: f32,
+    ) -> Variable<B> {
+        self.end(&x.data);
+        let y = self.linear_where(x, layer, !self.recomputing);
+        let y = self.scale_where(y, factor, !self.recomputing);
+        self.add_where(residual, &y, !self.recomputing)
+    }
+
+    /// `residual + norm(layer(x))·factor`, the end of a block. The norm saves the layer's output,
+    /// so a recomputation computes it: it is the end.
+    pub fn finish_normalised(
+        &mut self,
+        residual: &Variable<B>,
+        x: &Variable<B>,
+        layer: &'a Linear<B>,
+        norm: &'a Norm<B>,
+        factor: Option<f32>,
+    ) -> Variable<B> {
+        let y = self.linear(x, layer);
+        self.end(&y.data);
+        let mut y = self.rms_norm(&y, norm);
+        if let Some(factor) = factor {
+            y = self.scale_where(y, factor, !self.recomputing);
+        }
         self.add_where(residual, &y, !self.recomputing)
     }
 

@@ -14,6 +14,7 @@ pub(crate) mod embedding;
 pub(crate) mod experts;
 pub(crate) mod gate;
 pub(crate) mod gated_norm;
+pub(crate) mod geglu;
 pub(crate) mod head_loss;
 pub(crate) mod l2_norm;
 pub(crate) mod linear;
@@ -21,6 +22,7 @@ pub(crate) mod product4;
 pub(crate) mod rms_norm;
 pub(crate) mod rope;
 pub(crate) mod router;
+pub(crate) mod scale;
 pub(crate) mod shared;
 pub(crate) mod swiglu;
 
@@ -41,7 +43,9 @@ pub(crate) enum Node<'a, B: Backend> {
     Rope(rope::Saved<'a, B>),
     Attention(attention::Saved<B>),
     Swiglu(swiglu::Saved<B>),
+    Geglu(geglu::Saved<B>),
     Add(add::Saved),
+    Scale(scale::Saved),
     Columns(columns::Saved),
     Gate(gate::Saved<B>),
     Conv1d(conv1d::Saved<'a, B>),
@@ -78,7 +82,9 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Rope(saved) => saved.backward(tape, values),
             Self::Attention(saved) => saved.backward(tape, values),
             Self::Swiglu(saved) => saved.backward(tape, values),
+            Self::Geglu(saved) => saved.backward(tape, values),
             Self::Add(saved) => saved.backward(tape, values),
+            Self::Scale(saved) => saved.backward(tape, values),
             Self::Columns(saved) => saved.backward(tape, values),
             Self::Gate(saved) => saved.backward(tape, values),
             Self::Conv1d(saved) => saved.backward(tape, values, gradients),
@@ -108,6 +114,7 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Linears(saved) => saved.tensors_mut(),
             Self::Attention(saved) => saved.tensors_mut(),
             Self::Swiglu(saved) => saved.tensors_mut(),
+            Self::Geglu(saved) => saved.tensors_mut(),
             Self::Gate(saved) => saved.tensors_mut(),
             Self::Conv1d(saved) => saved.tensors_mut(),
             Self::L2Norm(saved) => saved.tensors_mut(),
@@ -118,7 +125,7 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::ExpertsUp(saved) => saved.tensors_mut(),
             Self::ExpertsDown(saved) => saved.tensors_mut(),
             Self::TokenGate(saved) => saved.tensors_mut(),
-            Self::Columns(_) | Self::Rope(_) | Self::Add(_) => Vec::new(),
+            Self::Columns(_) | Self::Rope(_) | Self::Add(_) | Self::Scale(_) => Vec::new(),
             // Not inside a block.
             Self::Embedding(_) | Self::Head(_) | Self::Recomputation(_) | Self::BlockStart | Self::BlockEnd { .. } => {
                 Vec::new()
@@ -134,6 +141,7 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Linears(saved) => ("linear", saved.tensors()),
             Self::Attention(saved) => ("attention", saved.tensors()),
             Self::Swiglu(saved) => ("swiglu", saved.tensors()),
+            Self::Geglu(saved) => ("geglu", saved.tensors()),
             Self::Gate(saved) => ("gate", saved.tensors()),
             Self::Conv1d(saved) => ("conv1d", saved.tensors()),
             Self::L2Norm(saved) => ("l2_norm", saved.tensors()),
@@ -147,6 +155,7 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::TokenGate(saved) => ("gate", saved.tensors()),
             Self::Rope(_) => ("rope", Vec::new()),
             Self::Add(_) => ("add", Vec::new()),
+            Self::Scale(_) => ("scale", Vec::new()),
             // Not inside a block.
             Self::Embedding(_) | Self::Head(_) | Self::Recomputation(_) | Self::BlockStart | Self::BlockEnd { .. } => {
                 ("block", Vec::new())

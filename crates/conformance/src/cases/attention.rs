@@ -30,6 +30,7 @@ pub struct AttentionCase {
     pub window: Option<usize>,
     pub profile: Profile,
     pub kind: Distribution,
+    pub cap: Option<f32>,
 }
 
 /// Inputs of one call, in the op's layouts.
@@ -51,6 +52,7 @@ impl AttentionCase {
             value_width: self.value_width,
             softmax_scale: 1.0 / (self.key_width as f32).sqrt(),
             window: self.window,
+            cap: self.cap,
             profile: self.profile,
         }
     }
@@ -117,7 +119,8 @@ impl AttentionCase {
 
 impl Case for AttentionCase {
     fn name(&self) -> String {
-        format!("{self:?}")
+        // Cases without a cap have the names that they had before there were caps.
+        format!("{self:?}").replace(", cap: None", "")
     }
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
@@ -152,6 +155,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         window: None,
         profile,
         kind,
+        cap: None,
     };
     for profile in Profile::ALL {
         visitor.case(&case(&[1], (1, 1), (1, 1), profile, Distribution::Plain));
@@ -191,6 +195,15 @@ pub fn visit(visitor: &mut impl Visitor) {
         .case(&AttentionCase { window: Some(100), ..case(&[300], (1, 1), (24, 64), Profile::X3, Distribution::Edges) });
     visitor
         .case(&AttentionCase { window: Some(5), ..case(&[300], (1, 1), (24, 64), Profile::X2, Distribution::Plain) });
+    for (profile, kind) in Profile::ALL.into_iter().flat_map(|profile| Distribution::ALL.map(|kind| (profile, kind))) {
+        let cap = Some(if kind == Distribution::Plain { 0.75 } else { 50.0 });
+        visitor.case(&AttentionCase { cap, ..case(&[5, 141], (4, 2), (20, 33), profile, kind) });
+    }
+    visitor.case(&AttentionCase {
+        cap: Some(2.0),
+        window: Some(70),
+        ..case(&[261, 17], (4, 2), (128, 96), Profile::X2, Distribution::Plain)
+    });
     visit_fragments(visitor);
 }
 
@@ -206,6 +219,7 @@ fn visit_fragments(visitor: &mut impl Visitor) {
         window,
         profile: Profile::X2,
         kind: Distribution::Outliers,
+        cap: None,
     };
     visitor.case(&case(&[1, 127, 130, 31], (6, 2), (128, 128), None));
     visitor.case(&case(&[129, 64], (4, 2), (96, 64), None));

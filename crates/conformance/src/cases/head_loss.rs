@@ -42,6 +42,7 @@ pub struct HeadLossCase {
     pub with_dhead: bool,
     /// One element of this token's hidden state is NaN.
     pub poison: Option<usize>,
+    pub cap: Option<f32>,
 }
 
 /// Inputs in host memory.
@@ -103,7 +104,7 @@ impl HeadLossCase {
     pub fn results<B: Backend>(&self, b: &B, inputs: &Inputs, head: Matrix<B::Memory>) -> Results {
         let tokens = self.tokens();
         let (row_starts, profile) = (&self.row_starts[..], self.profile);
-        let p = HeadLoss { row_starts, hidden: self.hidden, vocabulary: self.vocabulary, profile };
+        let p = HeadLoss { row_starts, hidden: self.hidden, vocabulary: self.vocabulary, cap: self.cap, profile };
         let h = b.upload(&inputs.h);
         let mut rows = b.rows(SliceShape { rows: tokens, width: self.hidden, profile });
         b.run(SliceRows { rows: &mut rows, x: &h });
@@ -178,7 +179,8 @@ fn canonical(x: &[f32]) -> Vec<f32> {
 
 impl Case for HeadLossCase {
     fn name(&self) -> String {
-        format!("{self:?}")
+        // Cases without a cap have the names that they had before there were caps.
+        format!("{self:?}").replace(", cap: None", "")
     }
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
@@ -218,6 +220,7 @@ pub fn visit(visitor: &mut impl Visitor) {
             ignored: Ignored::None,
             with_dhead: true,
             poison: None,
+            cap: None,
         };
         let case = |row_starts: &[usize], hidden, vocabulary, format, kind, ignored, with_dhead| HeadLossCase {
             row_starts: row_starts.to_vec(),
@@ -250,5 +253,9 @@ pub fn visit(visitor: &mut impl Visitor) {
         // not.
         let wounded = case(&[0, 4, 9], 33, 1100, F32, Plain, Ignored::None, true);
         visitor.case(&HeadLossCase { poison: Some(5), with_dhead: false, ..wounded });
+        let capped = |cap: f32, case: HeadLossCase| HeadLossCase { cap: Some(cap), ..case };
+        visitor.case(&capped(0.5, case(&[0, 7, 19], 515, 1100, Bf16, Plain, Ignored::Some, true)));
+        visitor.case(&capped(30.0, case(&[0, 16, 33], 64, 513, F32, Outliers, Ignored::Prompt, false)));
+        visitor.case(&capped(30.0, case(&[0, 4, 11], 33, 513, F32, Edges, Ignored::Some, true)));
     }
 }

@@ -17,6 +17,7 @@ pub mod elementary;
 pub mod embedding;
 pub mod gate;
 pub mod gated_norm;
+pub mod geglu;
 pub mod grouping;
 pub mod head_loss;
 pub mod l2_norm;
@@ -54,6 +55,7 @@ ops! {
     add
     scale
     swiglu
+    geglu
     rms_norm
     rope
     columns

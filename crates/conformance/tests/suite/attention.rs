@@ -24,6 +24,7 @@ fn case(lengths: &[usize], window: Option<usize>, profile: Profile) -> Attention
         window,
         profile,
         kind: Distribution::Outliers,
+        cap: None,
     }
 }
 

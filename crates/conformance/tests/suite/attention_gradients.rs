@@ -61,7 +61,8 @@ impl<'a> Exact<'a> {
             .visible(i)
             .map(|j| {
                 let k = &self.k[((start + j) * p.kv_heads + kv) * width..][..width];
-                (start + j, dot(q, k) * f64::from(p.softmax_scale))
+                let score = dot(q, k) * f64::from(p.softmax_scale);
+                (start + j, p.cap.map_or(score, |cap| f64::from(cap) * libm::tanh(score / f64::from(cap))))
             })
             .collect();
         let most = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(s.1));
@@ -109,7 +110,9 @@ impl<'a> Exact<'a> {
                         probabilities.iter().map(|&(j, _)| dot(d_o, &self.v[key_row(j) * vw..][..vw])).collect();
                     let delta: f64 = probabilities.iter().zip(&d_p).map(|((_, p), d)| p * d).sum();
                     for (&(j, probability), d_p) in probabilities.iter().zip(&d_p) {
-                        let d_s = probability * (d_p - delta) * f64::from(p.softmax_scale);
+                        let score = (libm::log2(probability) + lse) / std::f64::consts::LOG2_E;
+                        let slope = p.cap.map_or(1.0, |cap| 1.0 - (score / f64::from(cap)).powi(2));
+                        let d_s = probability * (d_p - delta) * slope * f64::from(p.softmax_scale);
                         for d in 0..vw {
                             r.o[row * vw + d] += probability * self.v[key_row(j) * vw + d];
                             r.dv[key_row(j) * vw + d] += probability * d_o[d];
@@ -136,6 +139,7 @@ fn case(lengths: &[usize], widths: (usize, usize), window: Option<usize>, profil
         window,
         profile,
         kind: Distribution::Plain,
+        cap: None,
     }
 }
 
@@ -143,13 +147,18 @@ fn case(lengths: &[usize], widths: (usize, usize), window: Option<usize>, profil
 /// 1e-16·|objective|/1e-5 < 1e-9.
 #[test]
 fn the_analytic_gradient_is_the_derivative() {
-    let case = case(&[3, 9], (4, 6), Some(7), Profile::X2);
-    let exact = Exact::new(&case);
+    for cap in [None, Some(0.8)] {
+        is_the_derivative(&AttentionCase { cap, ..case(&[3, 9], (4, 6), Some(7), Profile::X2) });
+    }
+}
+
+fn is_the_derivative(case: &AttentionCase) {
+    let exact = Exact::new(case);
     let analytic = exact.results();
     let check = |name: &str, gradient: &[f64], tensor: for<'x> fn(&'x mut Exact<'_>) -> &'x mut Vec<f64>| {
         for index in (0..gradient.len()).step_by(3) {
             let at = |offset: f64| {
-                let mut moved = Exact::new(&case);
+                let mut moved = Exact::new(case);
                 tensor(&mut moved)[index] += offset;
                 moved.objective()
             };
@@ -185,10 +194,13 @@ fn limits(profile: Profile) -> (f64, f64, f64) {
 #[test]
 fn the_reference_is_close_to_float64() {
     for profile in Profile::ALL {
-        for (lengths, widths, window) in
-            [(&[1, 2, 150][..], (64, 64), None), (&[40][..], (192, 128), None), (&[140, 33][..], (24, 40), Some(50))]
-        {
-            let case = case(lengths, widths, window, profile);
+        for (lengths, widths, window, cap) in [
+            (&[1, 2, 150][..], (64, 64), None, None),
+            (&[40][..], (192, 128), None, None),
+            (&[140, 33][..], (24, 40), Some(50), None),
+            (&[140, 33][..], (24, 40), Some(50), Some(2.0)),
+        ] {
+            let case = AttentionCase { cap, ..case(lengths, widths, window, profile) };
             let inputs = case.inputs();
             let [o, lse] = case.forward(&Reference, &inputs);
             let [dq, dk, dv] = case.backward(&Reference, &inputs, &o, &lse);

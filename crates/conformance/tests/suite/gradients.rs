@@ -10,8 +10,9 @@ use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::poisoned;
 use isobit_kernels::op::{
     BalanceBackward, BalanceForward, BiasBackward, Combine, CombineBackward, CombineForward, EmbeddingBackward,
-    FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, RmsNorm, RmsNormBackward, RmsNormForward,
-    Rope, RopeBackward, Router, RouterBackward, RouterChoose, RouterWeights, Scoring, SwigluBackward, router,
+    FactorLayout, GegluBackward, LowRank, LowRankContract, LowRankExpand, LowRankOuter, RmsNorm, RmsNormBackward,
+    RmsNormForward, Rope, RopeBackward, Router, RouterBackward, RouterChoose, RouterWeights, Scoring, SwigluBackward,
+    router,
 };
 use isobit_kernels::{Device, Reference};
 use isobit_numerics::elementary::Function;
@@ -82,6 +83,32 @@ fn swiglu() {
     check("dgate", &dgate, &gate, 12, magnitude, |gate| dot(&dh, forward(gate, &wide(&up))));
     let magnitude = largest(&dh) * largest(&gate);
     check("dup", &dup, &up, 12, magnitude, |up| dot(&dh, forward(&wide(&gate), up)));
+}
+
+#[test]
+fn geglu() {
+    let (length, b) = (151, &Reference);
+    let mut random = Random::new(2);
+    let [gate, up, dh] = [(); 3].map(|()| random.f32s(Distribution::Plain, length));
+    let gelu = |x: f64| {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+        0.5 * x * (1.0 + Function::Tanh.reference_f64(inner))
+    };
+    let forward = |gate: &[f64], up: &[f64]| -> Vec<f64> { gate.iter().zip(up).map(|(&x, up)| gelu(x) * up).collect() };
+    let [mut dgate, mut dup] = [(); 2].map(|()| poisoned(b, length));
+    b.run(GegluBackward {
+        dgate: &mut dgate,
+        dup: &mut dup,
+        dh: &b.upload(&dh),
+        gate: &b.upload(&gate),
+        up: &b.upload(&up),
+    });
+    // As SwiGLU; five roundings more lead to the argument of the sigmoid, which is below 8 where the
+    // result is not tiny. The derivative stays below 1.2.
+    let magnitude = 1.2 * largest(&dh) * largest(&up);
+    check("dgate", &dgate, &gate, 60, magnitude, |gate| dot(&dh, forward(gate, &wide(&up))));
+    let magnitude = largest(&dh) * largest(&gate);
+    check("dup", &dup, &up, 60, magnitude, |up| dot(&dh, forward(&wide(&gate), up)));
 }
 
 #[test]

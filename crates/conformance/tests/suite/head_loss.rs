@@ -55,6 +55,7 @@ fn splits_agree<B: Backend>(b: &B, profile: Profile) {
         ignored: Ignored::Some,
         with_dhead: true,
         poison: None,
+        cap: None,
     };
     let inputs = case.inputs();
     let head = b.upload(&inputs.head);
@@ -95,6 +96,7 @@ fn a_poisoned_token_is_nan_alone() {
         ignored: Ignored::None,
         with_dhead: false,
         poison: Some(3),
+        cap: None,
     };
     let inputs = case.inputs();
     let head = Reference.upload(&inputs.head);
@@ -124,6 +126,7 @@ fn a_label_outside_the_vocabulary_is_a_bug() {
         ignored: Ignored::None,
         with_dhead: false,
         poison: None,
+        cap: None,
     };
     let mut inputs = case.inputs();
     inputs.labels[2] = 600;

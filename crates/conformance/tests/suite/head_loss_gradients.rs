@@ -80,6 +80,7 @@ fn case() -> HeadLossCase {
         ignored: Ignored::Some,
         with_dhead: true,
         poison: None,
+        cap: None,
     }
 }
 

@@ -27,6 +27,7 @@ cases_on_every_backend! {
     digest
     elementary
     gate
+    geglu
     grouping
     l2_norm
     linear

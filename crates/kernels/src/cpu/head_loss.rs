@@ -27,7 +27,7 @@ use crate::op::{
     HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, IGNORED, Product, SliceShape, token_blocks,
 };
 use crate::{Buffer, Cpu, Matrix};
-use isobit_numerics::elementary::{exp, ln};
+use isobit_numerics::elementary::{SoftCap, exp, ln};
 use isobit_numerics::lanes::{LANES, for_lanes, max, tree_sum};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
@@ -221,6 +221,9 @@ impl<'a> Logits<'a> {
                     // SAFETY: this row and block are this thread's alone, the logits and the cell.
                     unsafe {
                         let z = out.slice(at..at + columns.len());
+                        if let Some(cap) = p.soft_cap() {
+                            cap_logits(cpu.path, z, cap);
+                        }
                         partial.set(cpu.path, row - tokens.start, block, z, &columns, labels[row]);
                     }
                 }
@@ -475,6 +478,28 @@ multiversion! {
     }
 }
 
+multiversion! {
+    fn cap_logits<F>(z: &mut [f32], cap: SoftCap) {
+        for z in z {
+            *z = cap.apply::<F>(*z);
+        }
+    }
+}
+
+multiversion! {
+    /// `grad_logits` of capped logits: times the slope of the cap.
+    fn grad_capped_logits<F>(z: &mut [f32], of_token: (f32, f32), label: usize, cap: SoftCap) {
+        let (lse, weight) = of_token;
+        let label_grad = z.get(label).map(|z| ((exp::<F>(z - lse) - 1.0) * weight) * cap.slope::<F>(*z));
+        for z in z.iter_mut() {
+            *z = (exp::<F>(*z - lse) * weight) * cap.slope::<F>(*z);
+        }
+        if let Some(grad) = label_grad {
+            z[label] = grad;
+        }
+    }
+}
+
 impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut HeadLossBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let HeadLossBackward { dh, dhead, rows, h, head, labels, lse, weight, p } = op;
@@ -636,7 +661,17 @@ impl Backward<'_> {
                         None
                     } else {
                         let label = (self.labels[row] as usize).wrapping_sub(columns.start);
-                        grad_logits(cpu.path, z, self.lse[row], self.weight[row], label);
+                        let (lse, weight) = (self.lse[row], self.weight[row]);
+                        match p.soft_cap() {
+                            None => grad_logits(cpu.path, z, lse, weight, label),
+                            Some(cap) => {
+                                // Kept logits are capped already.
+                                if !kept {
+                                    cap_logits(cpu.path, z, cap);
+                                }
+                                grad_capped_logits(cpu.path, z, (lse, weight), label, cap);
+                            }
+                        }
                         Some(&self.logits.right.scales()[columns.clone()])
                     };
                     let to = LeftRow {

@@ -24,6 +24,7 @@ mod embedding;
 mod epilogue;
 mod gate;
 mod gated_norm;
+mod geglu;
 mod grouping;
 mod head_loss;
 mod int4;

@@ -13,6 +13,7 @@ use super::runtime::Language;
 use super::{GpuMemory, attention_mma};
 use crate::backend::{Checked, Run};
 use crate::op::{Attention, AttentionBackward, AttentionForward, Span};
+use isobit_numerics::elementary::SoftCap;
 use std::ops::Range;
 
 impl Run<AttentionForward<'_, GpuMemory>> for Gpu {
@@ -189,6 +190,11 @@ pub(super) fn window(p: &Attention) -> u32 {
     p.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))
 }
 
+/// Without a cap, zeros: the kernels take a limit of zero for none.
+fn cap(p: &Attention) -> SoftCap {
+    p.cap_base2().unwrap_or(SoftCap { limit: 0.0, inverse: 0.0 })
+}
+
 pub(super) fn trains(p: &Attention) -> bool {
     p.spans.iter().all(|span| span.queries.len() == span.keys.len())
 }
@@ -219,6 +225,7 @@ fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuB
     let k = all.k.slice(gpu, op.k, p, Packing::Width, &mut parts);
     let v = all.v.slice(gpu, op.v, p, Packing::Place, &mut parts);
     let (table, blocks) = all.q.table(gpu, &all.k, p, FORWARD_ROWS);
+    let SoftCap { limit, inverse } = cap(p);
     let [heads, group, key_width, value_width] = [p.heads, p.group(), p.key_width, p.value_width].map(narrow);
     let arguments = arguments![
         &*op.o,
@@ -237,7 +244,9 @@ fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuB
         narrow(all.q.places(p)),
         narrow(all.k.places(p)),
         window(p),
-        p.softmax_scale_base2()
+        p.softmax_scale_base2(),
+        limit,
+        inverse
     ];
     gpu.launch_sliced(kernels(gpu).0, "attention_forward", p.profile, Groups::each(blocks * p.heads), arguments);
 }
@@ -287,6 +296,7 @@ impl Backward<'_> {
         let Self { gpu, p, all, q, k, v, d_o, .. } = self;
         let (program, rows) = kernels(gpu);
         let (table, blocks) = all.q.table(gpu, &all.k, p, rows);
+        let SoftCap { limit, inverse } = cap(p);
         let arguments = arguments![
             dq,
             q.by_width,
@@ -308,7 +318,9 @@ impl Backward<'_> {
             narrow(all.q.places(p)),
             window(p),
             p.softmax_scale,
-            p.softmax_scale_base2()
+            p.softmax_scale_base2(),
+            limit,
+            inverse
         ];
         gpu.launch_sliced(program, "attention_grad_query", p.profile, Groups::each(blocks * p.heads), arguments);
     }
@@ -317,6 +329,7 @@ impl Backward<'_> {
         let Self { gpu, p, all, q, k, v, d_o, .. } = self;
         let (program, rows) = kernels(gpu);
         let (table, blocks) = all.k.table(gpu, &all.q, p, rows);
+        let SoftCap { limit, inverse } = cap(p);
         let arguments = arguments![
             dk,
             dv,
@@ -340,7 +353,9 @@ impl Backward<'_> {
             narrow(all.q.places(p)),
             window(p),
             p.softmax_scale,
-            p.softmax_scale_base2()
+            p.softmax_scale_base2(),
+            limit,
+            inverse
         ];
         gpu.launch_sliced(program, "attention_grad_key", p.profile, Groups::each(blocks * p.kv_heads), arguments);
     }

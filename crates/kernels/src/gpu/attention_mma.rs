@@ -111,7 +111,9 @@ fn shared_limit(architecture: (u32, u32)) -> usize {
 
 /// Whether the device has these tensor cores and enough shared memory for heads of these widths.
 pub(super) fn serves(gpu: &Gpu, p: &Attention) -> bool {
+    // These kernels have no soft-capping.
     p.profile == Profile::X2
+        && p.cap.is_none()
         && gpu.architecture().is_some_and(|it| it >= (8, 0) && Shared::new(p, it).most() <= shared_limit(it))
 }
 
@@ -544,7 +546,17 @@ mod tests {
     }
 
     fn op(spans: &[Span], key_width: usize, value_width: usize, profile: Profile) -> Attention<'_> {
-        Attention { spans, heads: 12, kv_heads: 2, key_width, value_width, softmax_scale: 1.0, window: None, profile }
+        Attention {
+            spans,
+            heads: 12,
+            kv_heads: 2,
+            key_width,
+            value_width,
+            softmax_scale: 1.0,
+            window: None,
+            cap: None,
+            profile,
+        }
     }
 
     fn document(length: usize) -> [Span; 1] {

@@ -20,6 +20,7 @@ use crate::Matrix;
 use crate::backend::{Checked, Device, Run};
 use crate::op::head_loss::VOCABULARY_BLOCK;
 use crate::op::{HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, SliceShape, token_blocks};
+use isobit_numerics::elementary::SoftCap;
 use isobit_numerics::lanes::LANES;
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
@@ -76,6 +77,7 @@ struct Logits<'a> {
     head: Weights<'a>,
     place: DevicePointer,
     stripe: usize,
+    cap: Option<SoftCap>,
 }
 
 impl<'a> Logits<'a> {
@@ -84,7 +86,7 @@ impl<'a> Logits<'a> {
         let shape = SliceShape { rows: p.vocabulary, width: p.hidden, profile: p.profile };
         let head = Weights::new(head, 1, shape, scratch);
         let place = parts.take::<f32>(sizes.limits.tokens * sizes.stripe);
-        Self { hidden: Left::from(h), head, place, stripe: sizes.stripe }
+        Self { hidden: Left::from(h), head, place, stripe: sizes.stripe, cap: p.soft_cap() }
     }
 
     /// Vocabulary rows of each stripe.
@@ -99,6 +101,10 @@ impl<'a> Logits<'a> {
         let z = Output { place: self.place, stride: stripe.len(), base: tokens.start, column: 0 };
         let operands = SlicedOperands { left: self.hidden, right, tiles, weights: &(0..1) };
         forward_sliced(gpu, z, &operands, Epilogue::default());
+        if let Some(SoftCap { limit, inverse }) = self.cap {
+            let length = tokens.len() * stripe.len();
+            gpu.launch(&HEAD_LOSS, "head_cap", Groups::over(length), arguments![self.place, length, limit, inverse]);
+        }
         right
     }
 }
@@ -179,6 +185,8 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
                 let right = logits.compute(self, &tiles, &rows, &stripe);
                 let (first, columns) = (dimension(stripe.start), dimension(stripe.len()));
                 let groups = stripe.len().div_ceil(GROUP);
+                // The kernel takes a limit of zero for none.
+                let SoftCap { limit, inverse } = logits.cap.unwrap_or(SoftCap { limit: 0.0, inverse: 0.0 });
                 let arguments = arguments![
                     logits.place,
                     op.labels,
@@ -187,7 +195,9 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
                     dimension(rows.start),
                     first,
                     columns,
-                    dimension(groups)
+                    dimension(groups),
+                    limit,
+                    inverse
                 ];
                 self.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
                 let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile };

@@ -28,6 +28,7 @@ mod elementary;
 mod embedding;
 mod gate;
 mod gated_norm;
+mod geglu;
 mod grouping;
 mod groups_hopper;
 mod head_loss;

@@ -21,7 +21,8 @@
 //! width: scales `sq sk sv sdo`.
 //!
 //! Score, base 2: `z = ⟨q_i, k_j⟩ · ((sq_i · softmax_scale2) · sk_j)` with
-//! `softmax_scale2 = f32(f64(softmax_scale) · log2 e)`.
+//! `softmax_scale2 = f32(f64(softmax_scale) · log2 e)`. With a cap `c`, "Soft-capping" of that with
+//! the limit `c · log2 e`; then `g` below is also multiplied by the slope at `z_ij`.
 //!
 //! Forward, per query, from `m = −∞`, `l = 0`, `O = 0`. Over the tiles of [`KEY_TILE`] keys,
 //! ascending, that hold a visible key:
@@ -43,7 +44,7 @@
 //! ```text
 //! D_i  = lanes Σ_d fma(dO_id, o_id, ·)
 //! p_ij = exp2(z_ij - lse_i)
-//! g_ij = p_ij · fma(⟨dO_i, v_j⟩, sdo_i · sv_j, -D_i)
+//! g_ij = p_ij · fma(⟨dO_i, v_j⟩, sdo_i · sv_j, -D_i)        with a cap: (…) · slope(z_ij)
 //! dQ_i: from 0, key tiles ascending;            weights g_ij · (sk_j · softmax_scale) sliced over the tile's visible keys, scale sw:
 //!       dQ_id = fma(⟨w, k_:d⟩, sw, dQ_id)
 //! dK_j: from 0, tiles of QUERY_TILE ascending;  weights g_ij · (sq_i · softmax_scale) sliced over the tile's queries that see j:
@@ -59,6 +60,7 @@
 
 use crate::backend::{F32, Length, Memory, Workspaces};
 use crate::op::{Op, Output, lengths};
+use isobit_numerics::elementary::SoftCap;
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
@@ -96,6 +98,8 @@ pub struct Attention<'a> {
     pub softmax_scale: f32,
     /// Key `j` is visible to query `i` iff `j <= i` and `j + window > i`.
     pub window: Option<usize>,
+    /// Scores stay between plus and minus this.
+    pub cap: Option<f32>,
     pub profile: Profile,
 }
 
@@ -108,6 +112,11 @@ impl Attention<'_> {
     /// The scale of base-2 scores.
     pub fn softmax_scale_base2(&self) -> f32 {
         (f64::from(self.softmax_scale) * std::f64::consts::LOG2_E) as f32
+    }
+
+    /// The cap of base-2 scores.
+    pub fn cap_base2(&self) -> Option<SoftCap> {
+        self.cap.map(|cap| SoftCap::new(f64::from(cap) * std::f64::consts::LOG2_E))
     }
 
     /// Positions of the keys that the query at `position` sees.
@@ -149,6 +158,7 @@ impl Attention<'_> {
             self.heads,
             self.kv_heads
         );
+        assert!(self.cap.is_none_or(|cap| cap.is_normal() && cap > 0.0), "a cap is positive, not {:?}", self.cap);
         assert!(self.window != Some(0), "a window holds at least the query's own key");
         check_disjoint("queries", self.spans.iter().map(|span| span.queries.clone()));
         for span in self.spans {
@@ -268,6 +278,7 @@ mod tests {
             value_width: 4,
             softmax_scale: 0.5,
             window: None,
+            cap: None,
             profile: Profile::X2,
         }
     }

@@ -1,8 +1,8 @@
 //! Elementary functions as an op (`docs/numerics.md`, "Elementary functions"): `y = f(x)`, element
 //! by element.
 //!
-//! The op exists so that `doctor` and the conformance suite can sweep a device's functions; models
-//! use the fused ops.
+//! The op exists so that `doctor` and the conformance suite can sweep a device's functions; in
+//! training, models use the fused ops.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, lengths};

@@ -1,8 +1,8 @@
 //! Fused LM head and cross-entropy (`docs/numerics.md`, "Head and loss"): the full logits are never
 //! materialized.
 //!
-//! Logit `z[t, v]` is the forward slice product of hidden state and head row. Forward, over
-//! vocabulary blocks of 512:
+//! Logit `z[t, v]` is the forward slice product of hidden state and head row, soft-capped if there
+//! is a cap ("Soft-capping"). Forward, over vocabulary blocks of 512:
 //! - `m_b = max z` over the block, starting from −∞ with `z > m ? z : m` (a NaN never becomes the
 //!   maximum), and `s_b` = lane sum of `exp(z − m_b)`, lane = index in the block mod 32. A NaN
 //!   logit makes `s_b` NaN.
@@ -16,7 +16,7 @@
 //! with a block of nothing but −∞, has a NaN `lse`; the maximum hides nothing.
 //!
 //! Backward: `dz[t, v] = (exp(z − lse) − [v = label])·weight[t]`, the difference rounded, then the
-//! product; +0 for all of an ignored token. `dh` is the input-gradient slice product of `dz` and
+//! product, then with a cap times the slope at `z`; +0 for all of an ignored token. `dh` is the input-gradient slice product of `dz` and
 //! the head (`dz·scale_head[v]` rounded, sliced per token and 512 of the vocabulary, chunks added
 //! ascending from zero); an ignored token's `dh` is +0 whatever the head holds. `dhead`, if
 //! requested, accumulates the weight-gradient slice product of `dz` and `h` over token chunks of
@@ -26,7 +26,7 @@ use crate::backend::{F32, I32, Length, Matrix, Memory, Shaped, U32, Workspaces};
 use crate::op::product::Product;
 use crate::op::slices::SliceShape;
 use crate::op::{Op, Output, lengths};
-use isobit_numerics::elementary::CANONICAL_NAN_BITS;
+use isobit_numerics::elementary::{CANONICAL_NAN_BITS, SoftCap};
 use isobit_numerics::slices::Profile;
 
 /// Label of a token that is not a target.
@@ -39,12 +39,18 @@ pub struct HeadLoss<'a> {
     pub row_starts: &'a [usize],
     pub hidden: usize,
     pub vocabulary: usize,
+    /// Logits stay between plus and minus this.
+    pub cap: Option<f32>,
     pub profile: Profile,
 }
 
 impl HeadLoss<'_> {
     pub fn tokens(&self) -> usize {
         self.row_starts[self.row_starts.len() - 1]
+    }
+
+    pub fn soft_cap(&self) -> Option<SoftCap> {
+        self.cap.map(|cap| SoftCap::new(f64::from(cap)))
     }
 
     /// Multiply-adds of one product with the head.
@@ -62,6 +68,7 @@ impl HeadLoss<'_> {
         per_token: &[(&'static str, usize)],
     ) {
         assert!(self.vocabulary > 0 && self.hidden > 0, "a head");
+        assert!(self.cap.is_none_or(|cap| cap.is_normal() && cap > 0.0), "a cap is positive, not {:?}", self.cap);
         assert_eq!(self.row_starts.first(), Some(&0), "rows of data from the first token on");
         let segments = [0, self.tokens()];
         let (n, k) = (self.vocabulary, self.hidden);

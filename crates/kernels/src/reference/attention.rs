@@ -10,7 +10,7 @@ use crate::backend::{Checked, Run};
 use crate::op::attention::{KEY_TILE, QUERY_TILE};
 use crate::op::{Attention, AttentionBackward, AttentionForward};
 use isobit_numerics::SoftFma;
-use isobit_numerics::elementary::{exp2, ln};
+use isobit_numerics::elementary::{SoftCap, exp2, ln};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{dot, max, sum};
 use isobit_numerics::slices::{Profile, Quantiser, magnitude_bits};
@@ -47,7 +47,8 @@ fn combine(profile: Profile, weights: &Sliced, rows: &[Sliced], d: usize) -> f32
 
 /// Score of query and key, base 2.
 fn score(p: &Attention, q: &Sliced, k: &Sliced) -> f32 {
-    inner(p.profile, q, k) * ((q.scale * p.softmax_scale_base2()) * k.scale)
+    let score = inner(p.profile, q, k) * ((q.scale * p.softmax_scale_base2()) * k.scale);
+    p.cap_base2().map_or(score, |cap| cap.apply::<SoftFma>(score))
 }
 
 impl Run<AttentionForward<'_, ReferenceMemory>> for Reference {
@@ -121,10 +122,12 @@ impl Head {
         exp2::<SoftFma>(score(p, &self.q[i], &self.k[j]) - self.lse[i])
     }
 
-    /// Gradient of the score before its softmax scale: `P·(dP − D)`.
+    /// Gradient of the score before its softmax scale: `P·(dP − D)`, times the slope of a cap.
     fn grad_score(&self, p: &Attention, i: usize, j: usize) -> f32 {
         let (d_o, v) = (&self.d_o[i], &self.v[j]);
-        self.probability(p, i, j) * fma(inner(p.profile, d_o, v), d_o.scale * v.scale, -self.delta[i])
+        let grad = self.probability(p, i, j) * fma(inner(p.profile, d_o, v), d_o.scale * v.scale, -self.delta[i]);
+        let slope = |cap: SoftCap| cap.slope::<SoftFma>(score(p, &self.q[i], &self.k[j]));
+        p.cap_base2().map_or(grad, |cap| grad * slope(cap))
     }
 }
 

@@ -21,6 +21,7 @@ impl Run<HeadLossForward<'_, ReferenceMemory>> for Reference {
         let segments = [0, op.p.tokens()];
         let product = product(&segments, &op.p);
         self.run_in(workspace, ProductForward { y: z, x: op.h, w: op.head, p: product });
+        cap_all(z, &op.p);
         let HeadLossForward { loss, lse, best, labels, p, .. } = op;
         for (t, z) in z.chunks_exact(p.vocabulary).enumerate() {
             let (mut maxima, mut sums) = (Vec::new(), Vec::new());
@@ -48,11 +49,14 @@ impl Run<HeadLossBackward<'_, ReferenceMemory>> for Reference {
         let segments = [0, op.p.tokens()];
         let (product, row_starts) = (product(&segments, &op.p), op.p.row_starts);
         self.run_in(workspace, ProductForward { y: dz, x: op.rows, w: op.head, p: product });
+        cap_all(dz, &op.p);
         let HeadLossBackward { labels, lse, weight, p, .. } = op;
         for (t, row) in dz.chunks_exact_mut(p.vocabulary).enumerate() {
             for (v, z) in row.iter_mut().enumerate() {
                 let target = if v as i32 == labels[t] { 1.0 } else { 0.0 };
-                *z = if labels[t] == IGNORED { 0.0 } else { (exp::<SoftFma>(*z - lse[t]) - target) * weight[t] };
+                let grad = (exp::<SoftFma>(*z - lse[t]) - target) * weight[t];
+                let grad = p.soft_cap().map_or(grad, |cap| grad * cap.slope::<SoftFma>(*z));
+                *z = if labels[t] == IGNORED { 0.0 } else { grad };
             }
         }
         self.run_in(workspace, ProductGradInput { dx: op.dh, dy: dz, w: op.head, p: product });
@@ -71,6 +75,12 @@ impl Run<HeadLossStep<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut HeadLossStep<'_, ReferenceMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         self.run_in(workspace, op.forward());
         self.run_in(workspace, op.backward());
+    }
+}
+
+fn cap_all(z: &mut [f32], p: &HeadLoss) {
+    if let Some(cap) = p.soft_cap() {
+        z.iter_mut().for_each(|z| *z = cap.apply::<SoftFma>(*z));
     }
 }
 

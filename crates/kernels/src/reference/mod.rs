@@ -18,6 +18,7 @@ mod elementary;
 mod embedding;
 mod gate;
 mod gated_norm;
+mod geglu;
 mod grouping;
 mod head_loss;
 mod l2_norm;

@@ -47,6 +47,7 @@ impl<B: Backend> Builder<'_, B> {
             value_width: a.head_width,
             scale: a.scale,
             window: a.window,
+            cap: None,
         };
         Ok(Attention {
             q: self.linear(&format!("{path}.{}", names.q), a.query_rows(), hidden, a.qkv_bias, trained)?,

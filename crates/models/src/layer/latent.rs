@@ -86,6 +86,6 @@ impl<B: Backend> Latent<B> {
     fn shape(&self) -> AttentionShape {
         let c = &self.config;
         let (heads, key_width, value_width) = (c.heads, c.key_width(), c.value_width);
-        AttentionShape { heads, kv_heads: heads, key_width, value_width, scale: c.scale, window: None }
+        AttentionShape { heads, kv_heads: heads, key_width, value_width, scale: c.scale, window: None, cap: None }
     }
 }

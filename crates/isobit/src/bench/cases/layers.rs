@@ -33,6 +33,7 @@ pub(super) fn attention<B: Backend + 'static>(
         value_width: width,
         softmax_scale: scale,
         window: None,
+        cap: None,
         profile,
     };
     let (large, small) = (tokens * heads * width, tokens * kv_heads * width);
@@ -107,7 +108,7 @@ pub(super) fn head_loss<B: Backend + 'static>(
     vocabulary: usize,
     profile: Profile,
 ) -> Prepared {
-    let p = HeadLoss { row_starts: forever([0, tokens]), hidden, vocabulary, profile };
+    let p = HeadLoss { row_starts: forever([0, tokens]), hidden, vocabulary, cap: None, profile };
     let head = {
         let stored: Vec<_> = noise(vocabulary * hidden, 3).iter().map(|x| half::bf16::from_f32(x * 0.05)).collect();
         let shape = SliceShape { rows: vocabulary, width: hidden, profile };

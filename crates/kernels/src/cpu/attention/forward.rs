@@ -6,7 +6,7 @@
 //! masked places may hold anything.
 
 use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer};
-use super::softmax::{State, divide, finish, score_block, score_maxima, slice_weights, value_block, weigh};
+use super::softmax::{State, cap_block, divide, finish, score_block, score_maxima, slice_weights, value_block, weigh};
 use super::{Slicing, TILE, Tensor, lanes, part, slice_all, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
@@ -211,6 +211,9 @@ impl<'a> Forward<'a> {
                 match p.profile {
                     Profile::X2 => score_block::<2>(self.path, z, sums, q_scales, k_scales, softmax_scale),
                     Profile::X3 => score_block::<3>(self.path, z, sums, q_scales, k_scales, softmax_scale),
+                }
+                if let Some(cap) = p.cap_base2() {
+                    cap_block(self.path, z, count, cap);
                 }
             }
         }

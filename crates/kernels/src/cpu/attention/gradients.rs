@@ -110,6 +110,7 @@ impl Gradients<'_> {
     pub(super) fn tile(&self, state: &mut State, tile: &Tile) {
         let (span, head, kv) = (tile.span, tile.head, tile.head / self.p.group());
         let (query, key) = (tile.first_query, tile.first_key);
+        state.cap = self.p.cap_base2();
         let (p, q) = (self.p, &mut state.queries);
         let x = &self.operands;
         gather(&mut q.score_scale, x.q.tensor, x.q.scales, head, span, query, p.softmax_scale_base2());

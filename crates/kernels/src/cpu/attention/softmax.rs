@@ -11,7 +11,7 @@ use crate::cpu::epilogue::chunk_value;
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::slices::{BLOCK, TILE_DEPTH};
 use crate::op::attention::HEAD_WIDTH_MAX;
-use isobit_numerics::elementary::{exp2, ln};
+use isobit_numerics::elementary::{SoftCap, exp2, ln};
 use isobit_numerics::lanes::{LANES, max};
 use isobit_numerics::slices::{Profile, Quantiser, magnitude_bits};
 use std::ops::Range;
@@ -71,6 +71,17 @@ multiversion! {
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
                 z[column] = value * (q_scale * k_scales[column]);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Caps the scores of so many rows of a block.
+    pub(super) fn cap_block<F>(z: &mut [f32], rows: usize, cap: SoftCap) {
+        for row in 0..rows {
+            for z in &mut z[row * TILE..][..BLOCK] {
+                *z = cap.apply::<F>(*z);
             }
         }
     }

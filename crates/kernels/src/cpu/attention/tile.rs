@@ -11,7 +11,7 @@ use crate::cpu::epilogue::chunk_value;
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::slices::{BLOCK, TILE_BYTES, TILE_DEPTH};
 use crate::op::attention::HEAD_WIDTH_MAX;
-use isobit_numerics::elementary::exp2;
+use isobit_numerics::elementary::{SoftCap, exp2};
 use isobit_numerics::slices::{Profile, Quantiser, magnitude_bits};
 use std::ops::Range;
 
@@ -40,6 +40,7 @@ pub(super) struct State<'a> {
     pub(super) value_sums: Sums,
     pub(super) queries: Queries,
     pub(super) keys: Keys,
+    pub(super) cap: Option<SoftCap>,
     pub(super) p: &'a mut [f32; TILE * TILE],
     pub(super) g: &'a mut [f32; TILE * TILE],
     /// Largest magnitudes of the columns of `p·sdo` and of `g·sq·softmax_scale`.
@@ -70,6 +71,7 @@ impl<'a> State<'a> {
             value_sums: Sums::new(),
             queries: Queries { score_scale: ZERO, grad_scale: ZERO, d_o_scale: ZERO, lse: ZERO, delta: ZERO },
             keys: Keys { k: ZERO, k_grad: ZERO, v: ZERO },
+            cap: None,
             p,
             g,
             p_most: [0; TILE],
@@ -114,7 +116,7 @@ pub(super) fn clear(state: &mut State, rows: Range<usize>, column: usize) {
 multiversion! {
     /// Probabilities and score gradients of a block from its sums, at `(row, column)` of the tile.
     pub(super) fn grad_block<F, const PLANES: usize>(state: &mut State, row: usize, column: usize) {
-        let State { score_sums, value_sums, queries, keys, p, g, p_most, g_most, visible, .. } = state;
+        let State { score_sums, value_sums, queries, keys, cap, p, g, p_most, g_most, visible, .. } = state;
         let (mut k_scale, mut v_scale) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
         k_scale.copy_from_slice(&keys.k[column..column + BLOCK]);
         v_scale.copy_from_slice(&keys.v[column..column + BLOCK]);
@@ -134,6 +136,16 @@ multiversion! {
                 let d_p = chunk_value::<F, PLANES>([d1[lane], d2[lane], d3[lane]]);
                 p_row[lane] = exp2::<F>(z - lse);
                 g_row[lane] = p_row[lane] * F::fma(d_p, d_o_scale * v_scale[lane], -delta);
+            }
+            if let Some(cap) = *cap {
+                for lane in 0..BLOCK {
+                    let z = chunk_value::<F, PLANES>([s1[lane], s2[lane], s3[lane]]) * (score_scale * k_scale[lane]);
+                    let d_p = chunk_value::<F, PLANES>([d1[lane], d2[lane], d3[lane]]);
+                    let z = cap.apply::<F>(z);
+                    p_row[lane] = exp2::<F>(z - lse);
+                    let g = p_row[lane] * F::fma(d_p, d_o_scale * v_scale[lane], -delta);
+                    g_row[lane] = g * cap.slope::<F>(z);
+                }
             }
             let (from, to) = (visible[r].0 as u32, visible[r].1 as u32);
             if (from, to) == (0, BLOCK as u32) {
