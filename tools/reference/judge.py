@@ -9,6 +9,7 @@ import types
 
 import routing
 import torch
+import transformers
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -162,6 +163,26 @@ def run_float64(model, rows, train, noise=None, strict=False):
         inner.rotary_emb = type(inner.rotary_emb)(inner.config)
         with ProductNoise(*noise) if noise else contextlib.nullcontext():
             return run(model, rows, train, strict)
+
+
+def generation(model, row, count=8):
+    """Tokens that transformers adds greedily to the start of a row: the start whose choices are the clearest.
+
+    A margin is how far the logit of a token is above the next one.
+    """
+    settings = transformers.GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    model.generation_config.eos_token_id = None
+    found = []
+    for length in range(3, len(row["input_ids"])):
+        prompt = row["input_ids"][:length]
+        ids = torch.tensor([prompt])
+        text = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[0].tolist()
+        with torch.no_grad():
+            best = model(input_ids=torch.tensor([text]), use_cache=False).logits[0, length - 1:-1].topk(2)
+        assert best.indices[:, 0].tolist() == text[length:]
+        margins = (best.values[:, 0] - best.values[:, 1]).tolist()
+        found.append((min(margins), {"prompt": prompt, "tokens": text[length:], "margin": float(f"{min(margins):.3e}")}))
+    return max(found, key=lambda one: one[0])[1]
 
 
 def deviation(run, exact):

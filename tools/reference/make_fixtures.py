@@ -12,6 +12,7 @@ sys.dont_write_bytecode = True
 import writing  # first: it keeps the libraries off the network
 
 import dense
+import families  # its cases join those of `sparse`
 import listing
 import quantized
 import sparse

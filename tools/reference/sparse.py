@@ -123,6 +123,9 @@ OLD_CONFIG = {"deepseek-base": "type"}
 LAYOUTS = {"qwen3moe-base": (layouts.fused, layouts.transposed), "qwen3_5moe-hybrid": (layouts.wrapped,),
            "deepseek-mscale": (layouts.with_prediction_layer,)}
 
+# Cases with a text that is continued, and those whose parameters have other names in the files than in memory.
+GENERATES, RENAMED = set(), {}
+
 # Folder: the model it runs, and its rows.
 ROWS = {
     "qwen3_5moe-linear-64": ("qwen3_5moe-linear", lambda seed: [row(tokens(64, seed), [0, 1, 2])]),
@@ -191,6 +194,10 @@ def finish(name, folder, found, mode, base, train):
     for errors in (float32_error, *noise.values()):
         errors.pop("after", None)
     more = {"seed": seed}
+    if name in GENERATES:
+        more["generation"] = judge.generation(model, rows[0])
+    for part in RENAMED.get(name, ()):
+        result, float32_error, noise = (renamed(found, *part) for found in (result, float32_error, noise))
     if routing.routers(model):
         table = routing.table(exact["routing"])
         write_json(folder / "routing.json", table)
@@ -204,13 +211,20 @@ def finish(name, folder, found, mode, base, train):
     write_case(folder, (result, exact, float32_error, noise), rows, mode, base, train, **more)
 
 
+def renamed(found, memory, file):
+    """What was found of each parameter, by its name in the files."""
+    if not isinstance(found, dict):
+        return found
+    return {key.replace(memory, file, 1): renamed(value, memory, file) for key, value in found.items()}
+
+
 def auxiliary_loss(rows, config):
     """The load-balancing loss written out: experts times the product of share of choices and mean probability, over all layers."""
     calls = list(rows[0].values())
     tokens_seen = sum(len(call["logits"]) for call in calls)
-    share = sum(torch.bincount(call["experts"].flatten(), minlength=config.num_experts).double() for call in calls) / tokens_seen
+    share = sum(torch.bincount(call["experts"].flatten(), minlength=config.num_local_experts).double() for call in calls) / tokens_seen
     mean = sum(call["logits"].double().softmax(-1).sum(0) for call in calls) / tokens_seen
-    return config.num_experts * (share * mean).sum()
+    return config.num_local_experts * (share * mean).sum()
 
 
 def make_model(name):

@@ -41,7 +41,7 @@ def constant(name, zero_centred):
         return 0.0, 0.2
     if name.endswith(".bias"):
         return 0.0, 0.1
-    if name.endswith(("mlp.gate.weight", "conv1d.weight")):
+    if name.endswith(("mlp.gate.weight", "router.weight", "conv1d.weight")):
         return 0.0, 0.5
     if ".lora_B." in name:
         return 0.0, 0.05
@@ -51,7 +51,7 @@ def constant(name, zero_centred):
 def randomize_constants(model, seed):
     """Norms start as ones, biases and LoRA's B as zeros: that would hide whole paths, so they get values of their own."""
     generator = torch.Generator().manual_seed(seed)
-    zero_centred = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
+    zero_centred = model.config.model_type.startswith(("qwen3_5", "qwen3_next", "gemma"))
     adapted = any(".lora_A." in name for name, _ in model.named_parameters())
     buffers = [] if adapted else [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
     for name, tensor in sorted([*model.named_parameters(), *buffers]):

@@ -5,7 +5,7 @@
 //! experts' B side by side, rank first.
 
 use crate::build::ExpertTensor;
-use crate::experts::{Experts, ExpertsLayout, ExpertsShape};
+use crate::experts::{Experts, ExpertsLayout, ExpertsShape, Projection};
 use crate::source::WeightSource;
 use isobit_proof::safetensors::NamedTensor;
 
@@ -60,8 +60,9 @@ pub(crate) enum Form {
     /// Factors of experts' adapters, one pair per matrix of each expert, with the name prefix
     /// `start`. Gate and up are diagonal blocks of one B: `[experts, 2·width, 2·rank]` in memory.
     Factors { start: String, part: ExpertTensor, factor: Factor, shape: ExpertsShape, rank: usize },
-    /// One tensor per matrix of each expert; `start` is their name prefix.
-    Single { start: String, part: ExpertTensor, shape: ExpertsShape },
+    /// One tensor per matrix of each expert; `start` is their name prefix, `modules` are the file's
+    /// names of the matrices.
+    Single { start: String, modules: Vec<String>, part: ExpertTensor, shape: ExpertsShape },
     /// The matrices of all experts, transposed.
     Transposed { part: ExpertTensor, shape: ExpertsShape },
 }
@@ -105,7 +106,12 @@ impl Form {
             ExpertsLayout::Transposed => Some(Self::Transposed { part, shape }),
             ExpertsLayout::PerExpert => {
                 let start = source.name_in_file(&format!("{path}.experts.")).to_string();
-                Some(Self::Single { start, part, shape })
+                let module = |projection: &Projection| {
+                    let name = format!("{path}.experts.0.{}", projection.module());
+                    source.name_in_file(&name)[start.len() + "0.".len()..].to_string()
+                };
+                let modules = part.projections().iter().map(module).collect();
+                Some(Self::Single { start, modules, part, shape })
             }
         }
     }
@@ -127,11 +133,10 @@ impl Form {
                 };
                 (0..shape.experts).flat_map(of).collect()
             }
-            Self::Single { start, part, shape } => {
+            Self::Single { start, modules, part, shape } => {
                 let of = |expert: usize| {
-                    part.projections().iter().map(move |projection| {
-                        let name = format!("{start}{expert}.{}.weight", projection.module());
-                        (name, projection.shape(*shape).to_vec())
+                    part.projections().iter().zip(modules).map(move |(projection, module)| {
+                        (format!("{start}{expert}.{module}.weight"), projection.shape(*shape).to_vec())
                     })
                 };
                 (0..shape.experts).flat_map(of).collect()
@@ -216,6 +221,11 @@ impl Form {
 mod tests {
     use super::*;
 
+    fn single(start: &str, part: ExpertTensor, shape: ExpertsShape) -> Form {
+        let modules = part.projections().iter().map(|projection| projection.module().to_string()).collect();
+        Form::Single { start: start.to_string(), modules, part, shape }
+    }
+
     /// Element `(o, j·E + e)` of the file is B of expert `e` at `(o, j)`.
     #[test]
     fn rank_comes_before_expert_in_a_file() {
@@ -239,11 +249,11 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         let shape = ExpertsShape { experts: 3, width: 2, hidden: 5 };
-        let start = "mlp.experts.".to_string();
+        let start = "mlp.experts.";
         for form in [
             Form::RankMajor { experts: 2, outputs: 5, rank: 6 },
-            Form::Single { start: start.clone(), part: ExpertTensor::GateUp, shape },
-            Form::Single { start, part: ExpertTensor::Down, shape },
+            single(start, ExpertTensor::GateUp, shape),
+            single(start, ExpertTensor::Down, shape),
             Form::Transposed { part: ExpertTensor::GateUp, shape },
             Form::Transposed { part: ExpertTensor::Down, shape },
         ] {
@@ -293,7 +303,7 @@ mod tests {
     #[test]
     fn experts_are_written_one_by_one() {
         let shape = ExpertsShape { experts: 2, width: 1, hidden: 2 };
-        let form = Form::Single { start: "e.".to_string(), part: ExpertTensor::GateUp, shape };
+        let form = single("e.", ExpertTensor::GateUp, shape);
         let written = form.write("e.gate_up_proj", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         let names: Vec<&str> = written.iter().map(|tensor| tensor.name.as_str()).collect();
         assert_eq!(names, ["e.0.gate_proj.weight", "e.0.up_proj.weight", "e.1.gate_proj.weight", "e.1.up_proj.weight"]);

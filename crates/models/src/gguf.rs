@@ -137,6 +137,9 @@ impl GgufModel {
             // The factors of Llama 3 are a tensor.
             RopeScaling::Default | RopeScaling::Llama3 { .. } => return Ok(()),
             RopeScaling::Linear { factor } => ("linear", factor),
+            RopeScaling::LongRope(_) => {
+                return Err(refused("its longrope rotation cannot be written as GGUF yet".to_string()));
+            }
             RopeScaling::Yarn(yarn) => {
                 let Yarn { factor, original_max_position, .. } = yarn;
                 if yarn != (Yarn { factor, original_max_position, ..Yarn::default() }) {
@@ -163,7 +166,9 @@ impl GgufModel {
     ) -> Result<(), ModelError> {
         let of = &config.layers[layer];
         let (here, there, hidden) = (format!("model.layers.{layer}"), format!("blk.{layer}"), config.hidden);
-        self.exact(&format!("{there}.attn_norm.weight"), vec![hidden], norm(&here, of.names.attention_norm));
+        if let Some(name) = of.names.attention_norm {
+            self.exact(&format!("{there}.attn_norm.weight"), vec![hidden], norm(&here, name));
+        }
         let names = attention.names;
         let path = format!("{here}.{}", names.module);
         let (heads, kv_heads) = (attention.heads, attention.kv_heads);
@@ -189,7 +194,9 @@ impl GgufModel {
                 self.exact(&format!("{there}.{gguf}.weight"), vec![attention.head_width], norm(&path, module));
             }
         }
-        self.exact(&format!("{there}.ffn_norm.weight"), vec![hidden], norm(&here, of.names.mlp_norm));
+        if let Some(name) = of.names.mlp_norm {
+            self.exact(&format!("{there}.ffn_norm.weight"), vec![hidden], norm(&here, name));
+        }
         self.mlp(&format!("{here}.{}", of.names.mlp), &there, hidden, &of.mlp, rules)
     }
 
@@ -202,7 +209,7 @@ impl GgufModel {
         rules: GgufRules,
     ) -> Result<(), ModelError> {
         match mlp {
-            MlpKind::Dense { names, width, bias } => {
+            MlpKind::Dense { names, width, bias, .. } => {
                 if *bias && !rules.other_bias {
                     return Err(biases(rules));
                 }
@@ -272,8 +279,8 @@ fn attention_of(config: &Config) -> Result<AttentionConfig, ModelError> {
 }
 
 fn check_attention(rules: GgufRules, attention: &AttentionConfig) -> Result<(), ModelError> {
-    if attention.gated {
-        return Err(refused("its gated attention cannot be written as GGUF yet".to_string()));
+    if attention.gated || attention.cap.is_some() {
+        return Err(refused("its gated or capped attention cannot be written as GGUF yet".to_string()));
     }
     if attention.qkv_bias && !rules.qkv_bias || attention.output_bias && !rules.other_bias {
         return Err(biases(rules));

@@ -26,7 +26,7 @@ impl Inventory {
         all.tensor("model.embed_tokens.weight".to_string());
         for (layer, of) in config.layers.iter().enumerate() {
             let path = format!("model.layers.{layer}");
-            all.norms(&path, &[of.names.attention_norm, of.names.mlp_norm]);
+            all.norms(&path, &of.names.norms().collect::<Vec<_>>());
             all.attention(&path, &of.attention);
             all.mlp(&format!("{path}.{}", of.names.mlp), &of.mlp);
         }
@@ -60,7 +60,8 @@ impl Inventory {
             AttentionKind::Softmax(config) => {
                 let names = config.names;
                 let path = format!("{layer}.{}", names.module);
-                self.linear(&path, &[names.q, names.k, names.v, names.o]);
+                self.linear(&path, &names.inputs());
+                self.linear(&path, &[names.o]);
                 if config.head_norms {
                     self.norms(&path, &[names.q_norm, names.k_norm]);
                 }
@@ -112,7 +113,8 @@ impl Inventory {
     }
 
     fn gated_mlp(&mut self, path: &str, names: &MlpNames) {
-        self.linear(path, &[names.gate, names.up, names.down]);
+        self.linear(path, &names.inputs());
+        self.linear(path, &[names.down]);
     }
 
     fn linear(&mut self, path: &str, names: &[&str]) {

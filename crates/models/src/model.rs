@@ -5,7 +5,8 @@ use crate::files::{Form, TrainedTensor};
 use crate::generate::LayerCache;
 use crate::layer::{Block, Context};
 use isobit_autograd::{
-    HeadOutput, LossTargets, Matrix, Norm, Parameter, ParameterId, Rotation, Table, Tape, TapeError, Variable,
+    HeadOutput, HeadShape, LossTargets, Matrix, Norm, Parameter, ParameterId, Rotation, Table, Tape, TapeError,
+    Variable,
 };
 use isobit_kernels::Backend;
 use isobit_kernels::tensor::{F32, U32};
@@ -48,6 +49,18 @@ impl Part {
     }
 }
 
+/// Cosines and sines, `[position, rotary_width / 2]` each.
+pub(crate) struct RotaryTables<B: Backend> {
+    pub(crate) cos: F32<B>,
+    pub(crate) sin: F32<B>,
+}
+
+impl<B: Backend> RotaryTables<B> {
+    fn rotation(&self, width: usize) -> Rotation<'_, B> {
+        Rotation { cos: &self.cos, sin: &self.sin, width }
+    }
+}
+
 /// What follows the last block.
 pub(crate) struct Head<B: Backend> {
     pub(crate) norm: Norm<B>,
@@ -65,8 +78,9 @@ pub struct Model<B: Backend> {
     /// In the last part.
     pub(crate) head: Option<Head<B>>,
     /// `[position, rotary_width / 2]`
-    pub(crate) cos: F32<B>,
-    pub(crate) sin: F32<B>,
+    pub(crate) tables: RotaryTables<B>,
+    /// Those of layers with a rotation of their own.
+    pub(crate) local_tables: Option<RotaryTables<B>>,
     /// Positions covered by the tables.
     pub positions: usize,
     /// The head's copy of a trained table in the last part, where the first part has the table
@@ -80,13 +94,17 @@ impl<B: Backend> Model<B> {
     /// The embedding of tokens: what enters the first layer.
     pub fn embed<'a>(&'a self, tape: &mut Tape<'a, B>, ids: &'a U32<B>) -> Variable<B> {
         let table = self.embedding.as_ref().expect("only the first part of a model embeds");
-        tape.embedding(table, ids, self.config.hidden)
+        let x = tape.embedding(table, ids, self.config.hidden);
+        match self.config.embedding_scale {
+            Some(factor) => tape.scale(x, factor),
+            None => x,
+        }
     }
 
     /// Hidden states after the layers of this part.
     pub fn forward<'a>(&'a self, tape: &mut Tape<'a, B>, mut x: Variable<B>) -> Result<Variable<B>, TapeError> {
         for (layer, block) in self.part.layers.clone().zip(&self.blocks) {
-            let context = Context { rotation: self.rotation(), cache: None };
+            let context = self.context(None);
             let is_last = layer + 1 == self.part.of;
             x = tape.block(layer, is_last, x, move |tape, x| block.forward(tape, &x, context))?;
         }
@@ -100,9 +118,21 @@ impl<B: Backend> Model<B> {
         x: &Variable<B>,
         targets: &'a LossTargets<B>,
     ) -> HeadOutput<B> {
-        let head = self.head();
-        let hidden = tape.rms_norm(x, &head.norm);
-        tape.head_loss(hidden, &head.matrix, self.config.vocabulary, targets)
+        let hidden = self.last_hidden(tape, x);
+        tape.head_loss(hidden, &self.head().matrix, self.head_shape(), targets)
+    }
+
+    fn head_shape(&self) -> HeadShape {
+        HeadShape { vocabulary: self.config.vocabulary, cap: self.config.logit_cap }
+    }
+
+    /// What the head reads.
+    fn last_hidden<'a>(&'a self, tape: &mut Tape<'a, B>, x: &Variable<B>) -> Variable<B> {
+        let hidden = tape.rms_norm(x, &self.head().norm);
+        match self.config.head_scale {
+            Some(factor) => tape.scale(hidden, factor),
+            None => hidden,
+        }
     }
 
     /// Whether this part trains a table that is also the head of another part.
@@ -121,8 +151,10 @@ impl<B: Backend> Model<B> {
         TrainedTensor { name: name.clone(), shape: shape.clone(), decays: *decays, form }
     }
 
-    fn rotation(&self) -> Rotation<'_, B> {
-        Rotation { cos: &self.cos, sin: &self.sin, width: self.config.rotary_width }
+    fn context<'a>(&'a self, cache: Option<&'a RefCell<LayerCache>>) -> Context<'a, B> {
+        let width = self.config.rotary_width;
+        let local_rotation = self.local_tables.as_ref().map(|tables| tables.rotation(width));
+        Context { rotation: self.tables.rotation(width), local_rotation, cache }
     }
 
     /// Logits of the last token, given earlier ones: every layer reads those from its cache and
@@ -133,13 +165,13 @@ impl<B: Backend> Model<B> {
         ids: &'a U32<B>,
         caches: &'a [RefCell<LayerCache>],
     ) -> Result<Vec<f32>, TapeError> {
-        let (vocabulary, head) = (self.config.vocabulary, self.head());
+        let vocabulary = self.config.vocabulary;
         let mut x = self.embed(tape, ids);
         for (block, cache) in self.blocks.iter().zip(caches) {
-            x = block.forward(tape, &x, Context { rotation: self.rotation(), cache: Some(cache) })?;
+            x = block.forward(tape, &x, self.context(Some(cache)))?;
         }
-        let hidden = tape.rms_norm(&x, &head.norm);
-        let logits = tape.project(&hidden, &head.matrix, vocabulary);
+        let hidden = self.last_hidden(tape, &x);
+        let logits = tape.project(&hidden, &self.head().matrix, self.head_shape());
         let mut all = tape.backend().download(logits.buffer())?;
         Ok(all.split_off(all.len() - vocabulary))
     }
@@ -160,8 +192,7 @@ impl<B: Backend> Model<B> {
     pub fn logits<'a>(&'a self, tape: &mut Tape<'a, B>, ids: &'a U32<B>) -> Result<Variable<B>, TapeError> {
         let x = self.embed(tape, ids);
         let x = self.forward(tape, x)?;
-        let head = self.head();
-        let hidden = tape.rms_norm(&x, &head.norm);
-        Ok(tape.project(&hidden, &head.matrix, self.config.vocabulary))
+        let hidden = self.last_hidden(tape, &x);
+        Ok(tape.project(&hidden, &self.head().matrix, self.head_shape()))
     }
 }

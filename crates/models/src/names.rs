@@ -2,18 +2,28 @@
 //! prediction.
 //!
 //! Here every tensor of the text model is `model.…` or `lm_head.…`; files of multimodal models use
-//! `model.language_model.…`. Multi-token prediction is skipped only where the config or the family
-//! names it, never because it comes last.
+//! `model.language_model.…` or `language_model.model.…`, and a family may spell parts of names
+//! differently. Multi-token prediction is skipped only where the config or the family names it,
+//! never because it comes last.
 
 use crate::ModelError;
 use crate::config::Config;
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 const PLAIN: &str = "model.";
-const WRAPPED: &str = "model.language_model.";
+const HEAD: &str = "lm_head.";
+/// What multimodal files write for `model.` and for `lm_head.`.
+const WRAPPED: [[&str; 2]; 2] = [["model.language_model.", HEAD], ["language_model.model.", "language_model.lm_head."]];
 /// Prefixes of the vision part.
-const VISION: [&str; 2] = ["model.visual.", "visual."];
+const VISION: [&str; 6] = [
+    "model.visual.",
+    "visual.",
+    "model.vision_tower.",
+    "vision_tower.",
+    "model.multi_modal_projector.",
+    "multi_modal_projector.",
+];
 /// Modules found only in a prediction layer: they combine the hidden state with the embedding of
 /// the next token.
 const PREDICTING: [&str; 3] = ["eh_proj", "enorm", "hnorm"];
@@ -21,7 +31,10 @@ const PREDICTING: [&str; 3] = ["eh_proj", "enorm", "hnorm"];
 /// How a file names its tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
-    prefixed: bool,
+    /// What is before the names of a multimodal file.
+    prefix: Option<[&'static str; 2]>,
+    /// Parts of names, ours and the file's.
+    parts: &'static [(&'static str, &'static str)],
     /// Layers after the last that only predict further tokens.
     predicting: BTreeSet<usize>,
     /// Whether `mtp.…` predicts further tokens.
@@ -32,38 +45,34 @@ impl Names {
     /// Detects the naming from the names of a file.
     pub fn of<'a>(names: impl Iterator<Item = &'a str>, config: &Config) -> Result<Self, ModelError> {
         let behind = config.layers.len()..config.layers.len().saturating_add(config.prediction_layers);
-        let (mut predicting, mut plain, mut prefixed) = (BTreeSet::new(), None, false);
+        let (mut predicting, mut found, mut renamed) = (BTreeSet::new(), BTreeMap::new(), false);
         for name in names {
-            let (rest, wrapped) = match (name.strip_prefix(WRAPPED), name.strip_prefix(PLAIN)) {
-                (Some(rest), _) => (rest, true),
-                (None, Some(rest)) if !is_vision(name) => (rest, false),
-                _ => continue,
-            };
-            prefixed |= wrapped;
-            if !wrapped {
-                plain = plain.or(Some(name));
-            }
+            let Some((prefix, rest)) = prefix_of(name) else { continue };
+            found.entry(prefix.map(|[model, _]| model)).or_insert(name);
+            renamed |= config.family.file_names.iter().any(|(_, theirs)| rest.contains(theirs));
             if let Some(layer) = layer_of(rest).filter(|layer| behind.contains(layer))
                 && rest.split('.').nth(2).is_some_and(|module| PREDICTING.contains(&module))
             {
                 predicting.insert(layer);
             }
         }
-        match plain {
-            Some(name) if prefixed => {
-                let what = format!("other tensors are called `{WRAPPED}…`: which of them are the model's?");
-                Err(ModelError::Tensor { name: isobit_proof::name::quoted(name), what })
-            }
-            _ => {
-                let module = config.family.prediction.module || config.prediction_layers > 0;
-                Ok(Self { prefixed, predicting, module })
-            }
+        let mut prefixes = found.into_iter();
+        let (first, second) = (prefixes.next(), prefixes.next());
+        if let (Some((_, name)), Some((other, _))) = (first, second) {
+            let other = other.unwrap_or(PLAIN);
+            let what = format!("other tensors are called `{other}…`: which of them are the model's?");
+            return Err(ModelError::Tensor { name: isobit_proof::name::quoted(name), what });
         }
+        let prefix = first.and_then(|(found, _)| WRAPPED.into_iter().find(|[model, _]| Some(*model) == found));
+        // Files that transformers 5 wrote in its own layout have our names.
+        let parts = if renamed { config.family.file_names } else { &[] };
+        let module = config.family.prediction.module || config.prediction_layers > 0;
+        Ok(Self { prefix, parts, predicting, module })
     }
 
-    /// Whether the file uses `model.language_model.…`.
+    /// Whether the file has the names of a multimodal model.
     pub fn prefixed(&self) -> bool {
-        self.prefixed
+        self.prefix.is_some()
     }
 
     /// Whether a tensor of the file only predicts further tokens.
@@ -71,25 +80,46 @@ impl Names {
         if self.module && name.starts_with("mtp.") {
             return true;
         }
-        let rest = name.strip_prefix(WRAPPED).or(name.strip_prefix(PLAIN));
+        let rest = prefix_of(name).map(|(_, rest)| rest);
         rest.and_then(layer_of).is_some_and(|layer| self.predicting.contains(&layer))
     }
 
     /// The file's name for our `name`.
     pub fn in_file<'a>(&self, name: &'a str) -> Cow<'a, str> {
-        match name.strip_prefix(PLAIN) {
-            Some(rest) if self.prefixed => Cow::Owned(format!("{WRAPPED}{rest}")),
-            _ => Cow::Borrowed(name),
+        let parts = self.parts.iter();
+        let name = parts.fold(Cow::Borrowed(name), |name, (ours, theirs)| replaced(name, ours, theirs));
+        let Some([model, head]) = self.prefix else { return name };
+        match (name.strip_prefix(PLAIN), name.strip_prefix(HEAD)) {
+            (Some(rest), _) => Cow::Owned(format!("{model}{rest}")),
+            (None, Some(rest)) => Cow::Owned(format!("{head}{rest}")),
+            (None, None) => name,
         }
     }
 
     /// Our name for a tensor of the file; none for the vision part.
     pub(crate) fn here<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
-        match name.strip_prefix(WRAPPED) {
-            Some(rest) if self.prefixed => Some(Cow::Owned(format!("{PLAIN}{rest}"))),
-            _ => (!is_vision(name)).then_some(Cow::Borrowed(name)),
+        if is_vision(name) {
+            return None;
         }
+        let [model, head] = self.prefix.unwrap_or([PLAIN, HEAD]);
+        let here = match (name.strip_prefix(model), name.strip_prefix(head)) {
+            (Some(rest), _) if model != PLAIN => Cow::Owned(format!("{PLAIN}{rest}")),
+            (None, Some(rest)) if head != HEAD => Cow::Owned(format!("{HEAD}{rest}")),
+            _ => Cow::Borrowed(name),
+        };
+        Some(self.parts.iter().fold(here, |name, (ours, theirs)| replaced(name, theirs, ours)))
     }
+}
+
+/// The name with one part of it replaced, if it has that part.
+fn replaced<'a>(name: Cow<'a, str>, from: &str, to: &str) -> Cow<'a, str> {
+    if name.contains(from) { Cow::Owned(name.replacen(from, to, 1)) } else { name }
+}
+
+/// What is before a name of the text model below `model.`, and the rest.
+fn prefix_of(name: &str) -> Option<(Option<[&'static str; 2]>, &str)> {
+    let wrapped = WRAPPED.into_iter().find_map(|prefix| Some((Some(prefix), name.strip_prefix(prefix[0])?)));
+    wrapped.or_else(|| if is_vision(name) { None } else { Some((None, name.strip_prefix(PLAIN)?)) })
 }
 
 fn is_vision(name: &str) -> bool {

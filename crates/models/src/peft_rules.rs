@@ -68,7 +68,7 @@ impl PeftRules {
 /// would lose their adapters.
 fn check_expression(config: &Config, lora: &LoraConfig, modules: &[&str]) -> Result<(), ModelError> {
     const PARENTS: [&str; 5] = ["mlp.", "mlp.experts.", "mlp.experts.0.", "mlp.shared_expert.", "mlp.shared_experts."];
-    const NAMES: [&str; 4] = ["gate", "gate_proj", "up_proj", "down_proj"];
+    const NAMES: [&str; 7] = ["gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"];
     for (layer, parent, name) in (0..config.layers.len()).flat_map(|layer| {
         PARENTS.into_iter().flat_map(move |parent| NAMES.into_iter().map(move |name| (layer, parent, name)))
     }) {
@@ -85,7 +85,7 @@ fn check_expression(config: &Config, lora: &LoraConfig, modules: &[&str]) -> Res
 }
 
 fn of_experts(name: &str) -> bool {
-    ["gate_proj", "up_proj", "down_proj"].contains(&name.rsplit('.').next().unwrap_or(""))
+    ["gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"].contains(&name.rsplit('.').next().unwrap_or(""))
 }
 
 /// Checks what PEFT can convert: both gate and up, with one rank for all.

@@ -224,9 +224,10 @@ impl WeightSource for Weights {
     }
 
     fn names_under(&self, start: &str) -> Option<Vec<String>> {
-        let in_file = self.names.in_file(start);
-        let names = self.files.names().filter_map(|name| name.strip_prefix(in_file.as_ref()));
-        Some(names.map(|rest| format!("{start}{rest}")).collect())
+        let here = self.files.names().filter_map(|name| self.names.here(name));
+        let mut names: Vec<String> = here.filter(|name| name.starts_with(start)).map(Cow::into_owned).collect();
+        names.sort_unstable();
+        Some(names)
     }
 
     fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {

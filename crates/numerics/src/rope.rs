@@ -5,7 +5,7 @@
 //! rounded once.
 
 /// How the rotation is scaled for long contexts.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     Default,
     Linear {
@@ -24,6 +24,34 @@ pub enum RopeScaling {
         original_max_position: f64,
     },
     Yarn(Yarn),
+    LongRope(LongRope),
+}
+
+/// Settings of the longrope rule: each pair of channels has its own divisor, one for sequences up
+/// to `original_max_position` and one for longer ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    pub short: Vec<f64>,
+    pub long: Vec<f64>,
+    pub original_max_position: f64,
+    /// By how much sequences grow; decides the attention factor.
+    pub factor: f64,
+    /// Multiplies cosine and sine; computed from the rest if absent.
+    pub attention_factor: Option<f64>,
+}
+
+impl LongRope {
+    fn divisors(&self, positions: usize) -> &[f64] {
+        if positions as f64 > self.original_max_position { &self.long } else { &self.short }
+    }
+
+    fn attention_factor(&self) -> f64 {
+        match self.attention_factor {
+            Some(factor) => factor,
+            None if self.factor <= 1.0 => 1.0,
+            None => libm::sqrt(1.0 + libm::log(self.factor) / libm::log(self.original_max_position)),
+        }
+    }
 }
 
 /// Settings of the yarn rule. `Default` gives those that a configuration may omit.
@@ -96,13 +124,14 @@ impl RopeScaling {
     pub fn attention_factor(&self) -> f64 {
         match self {
             Self::Yarn(yarn) => yarn.attention_factor(),
+            Self::LongRope(long) => long.attention_factor(),
             _ => 1.0,
         }
     }
 }
 
-/// Inverse frequencies of the `rotary_width / 2` pairs. Only the dynamic rule uses
-/// `sequence_length`.
+/// Inverse frequencies of the `rotary_width / 2` pairs. Only the dynamic and the longrope rule use
+/// `sequence_length`, that of the longest sequence.
 pub fn inverse_frequencies(rotary_width: usize, base: f64, scaling: &RopeScaling, sequence_length: usize) -> Vec<f32> {
     let width = rotary_width as f64;
     let base = match *scaling {
@@ -123,6 +152,7 @@ pub fn inverse_frequencies(rotary_width: usize, base: f64, scaling: &RopeScaling
         match *scaling {
             RopeScaling::Default | RopeScaling::Dynamic { .. } => frequency,
             RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::LongRope(ref long) => frequency / long.divisors(sequence_length)[index],
             RopeScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_max_position } => {
                 let wavelength = 2.0 * core::f64::consts::PI / frequency;
                 if wavelength < original_max_position / high_frequency_factor {
@@ -222,6 +252,25 @@ mod tests {
         }
         assert_eq!((0..64).filter(|&i| plain[i] == scaled[i]).count(), 29);
         assert_eq!((0..64).filter(|&i| plain[i] / 8.0 == scaled[i]).count(), 29);
+    }
+
+    #[test]
+    fn longrope_divides_each_pair_by_its_own_number() {
+        let long = LongRope {
+            short: vec![1.0, 2.0],
+            long: vec![4.0, 8.0],
+            original_max_position: 16.0,
+            factor: 8.0,
+            attention_factor: None,
+        };
+        let scaling = RopeScaling::LongRope(long.clone());
+        let plain = inverse_frequencies(4, 1e4, &RopeScaling::Default, 1);
+        assert_eq!(inverse_frequencies(4, 1e4, &scaling, 16), [plain[0], plain[1] / 2.0]);
+        assert_eq!(inverse_frequencies(4, 1e4, &scaling, 17), [plain[0] / 4.0, plain[1] / 8.0]);
+        // √(1 + ln 8 / ln 16) = √1.75
+        assert!((scaling.attention_factor() - 1.322_875_655_532_295).abs() < 1e-15);
+        let given = RopeScaling::LongRope(LongRope { attention_factor: Some(0.5), ..long });
+        assert_eq!(given.attention_factor(), 0.5);
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 use crate::ModelError;
 use crate::build::Builder;
-use crate::config::{AttentionConfig, AttentionKind, DeltaConfig, DeltaProjections, LatentConfig, MlpKind, MlpNames};
-use crate::layer::attention::Attention;
+use crate::config::{
+    Activation, AttentionConfig, AttentionKind, DeltaConfig, DeltaProjections, LatentConfig, MlpKind, MlpNames,
+};
+use crate::layer::attention::{Attention, QueryKeyValue};
 use crate::layer::delta::{Delta, Projections};
-use crate::layer::dense::Dense;
+use crate::layer::dense::{Dense, GateUp};
 use crate::layer::latent::{Latent, Query};
-use crate::layer::{AnyAttention, AnyMlp, Block};
+use crate::layer::{AnyAttention, AnyMlp, Block, BranchEnd};
 use isobit_autograd::{AttentionShape, Convolution, DecayRates, Norm};
 use isobit_kernels::Backend;
 
@@ -18,27 +20,46 @@ impl<B: Backend> Builder<'_, B> {
         let config = &self.config.layers[layer];
         let (names, hidden) = (config.names, self.config.hidden);
         let below = |name: &str| format!("{path}.{name}");
-        let attention_norm = self.norm(&below(names.attention_norm), hidden, trained)?;
+        let norm = |builder: &mut Self, name: Option<&str>| {
+            name.map(|name| builder.norm(&below(name), hidden, trained)).transpose()
+        };
+        let attention_norm = norm(self, names.attention_norm)?;
         let attention = match &config.attention {
             AttentionKind::Softmax(c) => AnyAttention::Softmax(self.attention(&below(c.names.module), c, trained)?),
             AttentionKind::Latent(c) => AnyAttention::Latent(self.latent(&below(c.names.module), c, trained)?),
             AttentionKind::Delta(c) => AnyAttention::Delta(self.delta(&below(c.names.module), c, trained)?),
         };
-        let mlp_norm = self.norm(&below(names.mlp_norm), hidden, trained)?;
+        let attention_output =
+            BranchEnd { norm: norm(self, names.attention_output_norm)?, factor: config.attention_factor };
+        let mlp_norm = norm(self, names.mlp_norm)?;
         let mlp = match &config.mlp {
-            &MlpKind::Dense { names: modules, width, bias } => {
-                AnyMlp::Dense(self.dense(&below(names.mlp), modules, width, bias, trained)?)
+            &MlpKind::Dense { names: modules, width, bias, activation } => {
+                let dense = self.dense(&below(names.mlp), modules, width, bias, trained)?;
+                AnyMlp::Dense(Dense { activation, ..dense })
             }
             MlpKind::Experts(experts) => AnyMlp::Experts(self.sparse(&below(names.mlp), experts, trained)?),
         };
+        let mlp_output = BranchEnd { norm: norm(self, names.mlp_output_norm)?, factor: config.mlp_factor };
         self.source.release_all();
-        Ok(Block { attention_norm, attention, mlp_norm, mlp })
+        Ok(Block { attention_norm, attention, attention_output, mlp_norm, mlp, mlp_output })
     }
 
     fn attention(&mut self, path: &str, a: &AttentionConfig, trained: bool) -> Result<Attention<B>, ModelError> {
         let (names, hidden) = (a.names, self.config.hidden);
-        let head_norm = |builder: &mut Self, name: &str| -> Result<Option<Norm<B>>, ModelError> {
-            a.head_norms.then(|| builder.norm(&format!("{path}.{name}"), a.head_width, trained)).transpose()
+        let head_norm = |builder: &mut Self, name: &str, width: usize| -> Result<Option<Norm<B>>, ModelError> {
+            a.head_norms.then(|| builder.norm(&format!("{path}.{name}"), width, trained)).transpose()
+        };
+        let [q_norm, k_norm] = a.norm_widths();
+        let input = |builder: &mut Self, name: &str, rows: usize| {
+            builder.linear(&format!("{path}.{name}"), rows, hidden, a.qkv_bias, trained)
+        };
+        let projections = match names.qkv {
+            Some(all) => QueryKeyValue::Joined(input(self, all, a.query_rows() + 2 * a.kv_rows())?),
+            None => QueryKeyValue::Separate {
+                q: input(self, names.q, a.query_rows())?,
+                k: input(self, names.k, a.kv_rows())?,
+                v: input(self, names.v, a.kv_rows())?,
+            },
         };
         let shape = AttentionShape {
             heads: a.heads,
@@ -47,16 +68,16 @@ impl<B: Backend> Builder<'_, B> {
             value_width: a.head_width,
             scale: a.scale,
             window: a.window,
-            cap: None,
+            cap: a.cap,
         };
         Ok(Attention {
-            q: self.linear(&format!("{path}.{}", names.q), a.query_rows(), hidden, a.qkv_bias, trained)?,
-            k: self.linear(&format!("{path}.{}", names.k), a.kv_rows(), hidden, a.qkv_bias, trained)?,
-            v: self.linear(&format!("{path}.{}", names.v), a.kv_rows(), hidden, a.qkv_bias, trained)?,
+            projections,
             o: self.linear(&format!("{path}.{}", names.o), hidden, a.output_width(), a.output_bias, trained)?,
-            q_norm: head_norm(self, names.q_norm)?,
-            k_norm: head_norm(self, names.k_norm)?,
+            q_norm: head_norm(self, names.q_norm, q_norm)?,
+            k_norm: head_norm(self, names.k_norm, k_norm)?,
             shape,
+            rotary: a.rotary,
+            interleaved: a.interleaved,
             gated: a.gated,
         })
     }
@@ -129,9 +150,16 @@ impl<B: Backend> Builder<'_, B> {
         trained: bool,
     ) -> Result<Dense<B>, ModelError> {
         let hidden = self.config.hidden;
+        let input = |builder: &mut Self, name: &str, rows: usize| {
+            builder.linear(&format!("{path}.{name}"), rows, hidden, bias, trained)
+        };
+        let gate_up = match names.gate_up {
+            Some(both) => GateUp::Joined(input(self, both, 2 * width)?),
+            None => GateUp::Separate { gate: input(self, names.gate, width)?, up: input(self, names.up, width)? },
+        };
         Ok(Dense {
-            gate: self.linear(&format!("{path}.{}", names.gate), width, hidden, bias, trained)?,
-            up: self.linear(&format!("{path}.{}", names.up), width, hidden, bias, trained)?,
+            gate_up,
+            activation: Activation::Silu,
             down: self.linear(&format!("{path}.{}", names.down), hidden, width, bias, trained)?,
         })
     }

@@ -15,7 +15,7 @@ use crate::config::{AttentionKind, Config, MlpKind, NormStyle};
 use crate::files::Form;
 use crate::inventory::Inventory;
 use crate::layer::Block;
-use crate::model::{Head, Model, Part};
+use crate::model::{Head, Model, Part, RotaryTables};
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use half::{bf16, f16};
 use isobit_autograd::{
@@ -30,7 +30,7 @@ use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{AsQuantized, QuantizedShape, SliceShape};
 use isobit_kernels::tensor::F32;
 use isobit_numerics::philox::{Key, Purpose, uniform, word};
-use isobit_numerics::rope::{cos_sin_row, inverse_frequencies};
+use isobit_numerics::rope::{RopeScaling, cos_sin_row, inverse_frequencies};
 use isobit_numerics::slices::Profile;
 use std::borrow::Cow;
 use std::cell::LazyCell;
@@ -184,15 +184,17 @@ impl<B: Backend> Builder<'_, B> {
             };
             head = Some(Head { norm, matrix });
         }
-        let (cos, sin) = self.rotation();
+        let tables = self.rotation(self.config.rope_theta, &self.config.rope_scaling);
+        let local = self.config.local_rotation.as_ref();
+        let local_tables = local.map(|local| self.rotation(local.theta, &local.scaling));
         Ok(Model {
             config: self.config.clone(),
             part: part.clone(),
             embedding,
             blocks,
             head,
-            cos,
-            sin,
+            tables,
+            local_tables,
             positions: self.settings.positions,
             table_copy,
             forms: BTreeMap::new(),
@@ -498,10 +500,10 @@ impl<B: Backend> Builder<'_, B> {
         Matrix::Frozen(sliced_weight(self.backend, frozen.stored(), 1, shape))
     }
 
-    fn rotation(&self) -> (F32<B>, F32<B>) {
-        let (c, positions) = (self.config, self.settings.positions);
-        let frequencies = inverse_frequencies(c.rotary_width, c.rope_theta, &c.rope_scaling, positions);
-        let factor = c.rope_scaling.attention_factor();
+    fn rotation(&self, theta: f64, scaling: &RopeScaling) -> RotaryTables<B> {
+        let positions = self.settings.positions;
+        let frequencies = inverse_frequencies(self.config.rotary_width, theta, scaling, positions);
+        let factor = scaling.attention_factor();
         let tables = LazyCell::new(|| {
             let (mut cos, mut sin) = (Vec::new(), Vec::new());
             for position in 0..positions as u32 {
@@ -515,7 +517,7 @@ impl<B: Backend> Builder<'_, B> {
             let made = self.backend.upload_made(positions * frequencies.len(), || Ok(&tables[table]));
             made.unwrap_or_else(|never: Infallible| match never {})
         });
-        (cos, sin)
+        RotaryTables { cos, sin }
     }
 }
 

@@ -2,7 +2,7 @@
 //! sliding windows. A family's file uses these readers and adds its differences.
 
 use super::fields::{AXIS_MAX, Fields, POSITIONS_MAX, shown};
-use super::layer::{AttentionConfig, AttentionNames};
+use super::layer::{AttentionConfig, AttentionKind, AttentionNames, Rotary};
 use super::text::TextConfig;
 use crate::ModelError;
 use isobit_kernels::op::attention::HEAD_WIDTH_MAX;
@@ -13,6 +13,7 @@ pub(crate) const NAMES: AttentionNames = AttentionNames {
     q: "q_proj",
     k: "k_proj",
     v: "v_proj",
+    qkv: None,
     o: "o_proj",
     q_norm: "q_norm",
     k_norm: "k_norm",
@@ -72,8 +73,12 @@ pub(crate) fn rotated(
         window: None,
         qkv_bias: bias,
         output_bias: bias,
+        rotary: Rotary::Global,
+        interleaved: false,
         head_norms: false,
+        norms_span_heads: false,
         gated: false,
+        cap: None,
         scale: scale(head_width, 1.0),
     })
 }
@@ -82,6 +87,43 @@ pub(crate) fn rotated(
 #[expect(clippy::float_arithmetic, reason = "a parameter of the op, host arithmetic")]
 pub(crate) fn scale(width: usize, growth: f64) -> f32 {
     (1.0 / (width as f64).sqrt() * growth * growth) as f32
+}
+
+/// `1/√width` for a number that a file has in place of the head width, in float64, rounded once.
+#[expect(clippy::float_arithmetic, reason = "a parameter of the op, host arithmetic")]
+pub(crate) fn scale_of(fields: Fields, key: &str, width: f64) -> Result<f32, ModelError> {
+    let scale = (1.0 / width.sqrt()) as f32;
+    if scale.is_normal() {
+        return Ok(scale);
+    }
+    Err(fields.wrong(format!("`{key}` {width} is too large or too small for float32")))
+}
+
+/// A factor of the file: positive, and a normal number in float32. None if it is one.
+pub(crate) fn factor(fields: Fields, key: &str) -> Result<Option<f32>, ModelError> {
+    let Some(value) = fields.positive(key)? else { return Ok(None) };
+    let factor = value as f32;
+    if !factor.is_normal() {
+        return Err(fields.wrong(format!("`{key}` {value} is too large or too small for float32")));
+    }
+    Ok((factor != 1.0).then_some(factor))
+}
+
+/// The same attention in every layer, each with its window.
+pub(crate) fn with_windows(attention: &AttentionConfig, windows: Vec<Option<usize>>) -> Vec<AttentionKind> {
+    let layer = |window| AttentionKind::Softmax(AttentionConfig { window, ..attention.clone() });
+    windows.into_iter().map(layer).collect()
+}
+
+/// One window for all layers or none: `sliding_window`. Classes that read it do not read
+/// `layer_types`: a file in which they say something else has two readings.
+pub(crate) fn one_window(text: &TextConfig, default: Option<usize>) -> Result<Option<usize>, ModelError> {
+    let typed = typed_windows(text)?;
+    let window = typed.window.or(default);
+    if typed.layers.is_some_and(|layers| layers.iter().any(|typed| *typed != window)) {
+        return Err(text.fields.wrong("`layer_types` and `sliding_window` disagree"));
+    }
+    Ok(window)
 }
 
 /// The window of every layer: from `layer_types`, or with `use_sliding_window` for all layers from

@@ -20,20 +20,41 @@ pub struct LayerConfig {
     pub names: &'static LayerNames,
     pub attention: AttentionKind,
     pub mlp: MlpKind,
+    /// Factor on the attention's output before it is added to the residual stream.
+    pub attention_factor: Option<f32>,
+    /// The same for the MLP's output. Experts have none: their router has a factor.
+    pub mlp_factor: Option<f32>,
 }
 
 /// Modules directly below `model.layers.N`, except the attention's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerNames {
-    pub attention_norm: &'static str,
-    pub mlp_norm: &'static str,
+    /// On what attention reads.
+    pub attention_norm: Option<&'static str>,
+    /// On what attention returns.
+    pub attention_output_norm: Option<&'static str>,
+    /// On what the MLP reads.
+    pub mlp_norm: Option<&'static str>,
+    /// On what a dense MLP returns.
+    pub mlp_output_norm: Option<&'static str>,
     pub mlp: &'static str,
 }
 
 impl LayerNames {
-    /// Common to every family so far.
-    pub(crate) const COMMON: Self =
-        Self { attention_norm: "input_layernorm", mlp_norm: "post_attention_layernorm", mlp: "mlp" };
+    /// A norm before attention and one before the MLP, as in most families.
+    pub(crate) const COMMON: Self = Self {
+        attention_norm: Some("input_layernorm"),
+        attention_output_norm: None,
+        mlp_norm: Some("post_attention_layernorm"),
+        mlp_output_norm: None,
+        mlp: "mlp",
+    };
+
+    /// The norms that there are.
+    pub fn norms(&self) -> impl Iterator<Item = &'static str> {
+        let norms = [self.attention_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm];
+        norms.into_iter().flatten()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -48,13 +69,32 @@ pub enum AttentionKind {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum MlpKind {
-    /// `down(silu(gate) · up)`
+    /// `down(activation(gate) · up)`
     Dense {
         names: &'static MlpNames,
         width: usize,
         bias: bool,
+        activation: Activation,
     },
     Experts(ExpertsConfig),
+}
+
+/// The function of a gated MLP. A property of the family; experts have `silu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    /// GELU in the form with `tanh`.
+    GeluTanh,
+}
+
+impl Activation {
+    /// The key under which the files of its families name it, and the name.
+    pub(crate) fn key_and_name(self) -> [&'static str; 2] {
+        match self {
+            Self::Silu => ["hidden_act", "silu"],
+            Self::GeluTanh => ["hidden_activation", "gelu_pytorch_tanh"],
+        }
+    }
 }
 
 /// Linear modules of a gated MLP.
@@ -62,7 +102,26 @@ pub enum MlpKind {
 pub struct MlpNames {
     pub gate: &'static str,
     pub up: &'static str,
+    /// In place of both: one module, gate rows before up rows.
+    pub gate_up: Option<&'static str>,
     pub down: &'static str,
+}
+
+impl MlpNames {
+    /// The modules that read the MLP's input.
+    pub fn inputs(&self) -> Vec<&'static str> {
+        self.gate_up.map_or(vec![self.gate, self.up], |both| vec![both])
+    }
+}
+
+/// Which of the model's rotations a layer applies to queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotary {
+    /// `Config::rope_theta` and `rope_scaling`.
+    Global,
+    /// `Config::local_rotation`.
+    Local,
+    None,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -78,12 +137,19 @@ pub struct AttentionConfig {
     pub window: Option<usize>,
     pub qkv_bias: bool,
     pub output_bias: bool,
+    pub rotary: Rotary,
+    /// Rotated pairs are neighbours instead of half the rotated channels apart.
+    pub interleaved: bool,
     /// Queries and keys are normalised per head, with the family's norm.
     pub head_norms: bool,
+    /// With `head_norms`: over all heads at once instead.
+    pub norms_span_heads: bool,
     /// `q_proj` is twice as tall: per head the query, then a gate whose sigmoid multiplies the
     /// head's output.
     pub gated: bool,
-    /// `1/√head_width`, rounded once.
+    /// Scores stay between plus and minus this.
+    pub cap: Option<f32>,
+    /// `1/√head_width` unless the file has another one, rounded once.
     pub scale: f32,
 }
 
@@ -94,6 +160,8 @@ pub struct AttentionNames {
     pub q: &'static str,
     pub k: &'static str,
     pub v: &'static str,
+    /// In place of the three: one module, rows of queries, keys, values.
+    pub qkv: Option<&'static str>,
     pub o: &'static str,
     pub q_norm: &'static str,
     pub k_norm: &'static str,
@@ -113,6 +181,19 @@ impl AttentionConfig {
     /// Columns of `o_proj`.
     pub fn output_width(&self) -> usize {
         self.heads * self.head_width
+    }
+
+    /// Widths of the norms of queries and of keys.
+    pub fn norm_widths(&self) -> [usize; 2] {
+        let heads = if self.norms_span_heads { [self.heads, self.kv_heads] } else { [1, 1] };
+        heads.map(|heads| heads * self.head_width)
+    }
+}
+
+impl AttentionNames {
+    /// The modules that read the attention's input.
+    pub fn inputs(&self) -> Vec<&'static str> {
+        self.qkv.map_or(vec![self.q, self.k, self.v], |all| vec![all])
     }
 }
 

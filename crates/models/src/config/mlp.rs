@@ -10,21 +10,35 @@ use crate::ModelError;
 const EXPERTS_MAX: u64 = 1024;
 const CHOSEN_MAX: u64 = 64;
 
-pub(crate) const NAMES: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
+pub(crate) const NAMES: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", gate_up: None, down: "down_proj" };
+/// Gate and up as one module.
+const JOINED: MlpNames = MlpNames { gate_up: Some("gate_up_proj"), ..NAMES };
 /// The router's module, next to the experts.
 const ROUTER: &str = "gate";
 
 /// A dense MLP without biases.
 pub(crate) fn dense(text: &TextConfig) -> Result<MlpKind, ModelError> {
     let width = text.fields.size("intermediate_size", AXIS_MAX, text.defaults.intermediate)?;
-    Ok(MlpKind::Dense { names: &NAMES, width, bias: false })
+    Ok(MlpKind::Dense { names: &NAMES, width, bias: false, activation: text.activation })
+}
+
+/// The same with `mlp_bias`, a switch for the biases of all its modules.
+pub(crate) fn dense_with_switch(text: &TextConfig) -> Result<MlpKind, ModelError> {
+    let width = text.fields.size("intermediate_size", AXIS_MAX, text.defaults.intermediate)?;
+    Ok(MlpKind::Dense { names: &NAMES, width, bias: text.fields.flag("mlp_bias", false)?, activation: text.activation })
+}
+
+/// A dense MLP without biases, gate and up being one module.
+pub(crate) fn joined(text: &TextConfig) -> Result<MlpKind, ModelError> {
+    let width = text.fields.size("intermediate_size", AXIS_MAX, text.defaults.intermediate)?;
+    Ok(MlpKind::Dense { names: &JOINED, width, bias: false, activation: text.activation })
 }
 
 /// The MLPs of all layers, some of which have experts. Reads only keys that some layer needs.
 pub(crate) fn mixed(
     text: &TextConfig,
     sparse: Vec<bool>,
-    experts: fn(&TextConfig) -> Result<ExpertsConfig, ModelError>,
+    experts: impl Fn(&TextConfig) -> Result<ExpertsConfig, ModelError>,
 ) -> Result<Vec<MlpKind>, ModelError> {
     let dense = if sparse.iter().all(|sparse| *sparse) { None } else { Some(dense(text)?) };
     let experts = if sparse.iter().any(|sparse| *sparse) { Some(experts(text)?) } else { None };

@@ -7,18 +7,21 @@
 
 pub(crate) mod attention;
 pub(crate) mod fields;
+pub(crate) mod grouped;
 pub(crate) mod hybrid;
 mod layer;
 pub(crate) mod mlp;
 pub(crate) mod quantization;
-mod rope;
+pub(crate) mod rope;
 pub(crate) mod text;
 
 pub use layer::{
-    AttentionConfig, AttentionKind, AttentionNames, DeltaConfig, DeltaNames, DeltaProjections, ExpertsConfig,
-    LatentConfig, LatentNames, LayerConfig, LayerNames, MlpKind, MlpNames, NormStyle, Scoring, SharedExpertConfig,
+    Activation, AttentionConfig, AttentionKind, AttentionNames, DeltaConfig, DeltaNames, DeltaProjections,
+    ExpertsConfig, LatentConfig, LatentNames, LayerConfig, LayerNames, MlpKind, MlpNames, NormStyle, Rotary, Scoring,
+    SharedExpertConfig,
 };
 pub use quantization::{Fp8Config, GptqConfig, GptqFormat, Quantization};
+pub use rope::LocalRotation;
 
 use crate::ModelError;
 use crate::families::{Family, of_file};
@@ -41,8 +44,16 @@ pub struct Config {
     pub norm: NormStyle,
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
+    /// The rotation of layers that say so, in some families.
+    pub local_rotation: Option<LocalRotation>,
     /// Rotated channels per head, the same in all layers that rotate any.
     pub rotary_width: usize,
+    /// Factor on the embedding of tokens.
+    pub embedding_scale: Option<f32>,
+    /// Factor on the normalised hidden states that the head reads, and so on the logits.
+    pub head_scale: Option<f32>,
+    /// Logits stay between plus and minus this.
+    pub logit_cap: Option<f32>,
     /// Whether the LM head is the embedding table.
     pub tied: bool,
     pub layers: Vec<LayerConfig>,
@@ -77,19 +88,20 @@ impl Config {
         let outer = Fields::new(&value, "config.json");
         let (family, text_part) = of_file(outer)?;
         let fields = text_part.unwrap_or(outer);
-        let act = fields.optional_text("hidden_act")?.unwrap_or("silu");
-        if act != "silu" {
-            return Err(wrong(format!("hidden_act {} is not silu", quoted(act))));
+        let activation = family.implied.activation;
+        let [key, name] = activation.key_and_name();
+        if let Some(other) = fields.optional_text(key)?.filter(|act| *act != name) {
+            return Err(wrong(format!("{key} {} is not {name}", quoted(other))));
         }
         let defaults = &family.defaults;
         let hidden = fields.size("hidden_size", AXIS_MAX, defaults.hidden)?;
         let layer_count = fields.size("num_hidden_layers", LAYERS_MAX, defaults.layers)?;
         let max_positions = fields.size("max_position_embeddings", POSITIONS_MAX, Some(defaults.positions))?;
-        let rope = rope::parse(fields, max_positions)?;
-        let text::Layers { layers, rotary_width } =
-            (family.layers)(&TextConfig { fields, defaults, hidden, layer_count, rope: &rope })?;
+        let rope = rope::parse(fields, max_positions, &family.implied)?;
+        let text::Layers { layers, rotary_width, embedding_scale, head_scale, logit_cap } =
+            (family.layers)(&TextConfig { fields, defaults, hidden, layer_count, rope: &rope, activation })?;
         let balance = mlp::balance(fields, &layers)?.filter(|_| family.balance_loss);
-        let eps = fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32;
+        let eps = fields.number("rms_norm_eps")?.unwrap_or(family.implied.eps) as f32;
         if !(eps > 0.0 && eps < 1.0) {
             return Err(wrong(format!("rms_norm_eps {eps} is not between 0 and 1")));
         }
@@ -102,8 +114,12 @@ impl Config {
             norm: family.norm,
             rope_theta: rope.theta,
             rope_scaling: rope.scaling,
+            local_rotation: rope.local,
             rotary_width,
-            tied: tied(outer, text_part)?,
+            embedding_scale,
+            head_scale,
+            logit_cap,
+            tied: tied(outer, text_part, family.implied.tied)?,
             layers,
             balance,
             wrapped: text_part.is_some(),
@@ -126,12 +142,12 @@ impl Config {
 }
 
 /// May be set inside or outside the text part; both must agree.
-fn tied(outer: Fields, text_part: Option<Fields>) -> Result<bool, ModelError> {
+fn tied(outer: Fields, text_part: Option<Fields>, implied: bool) -> Result<bool, ModelError> {
     let key = "tie_word_embeddings";
     let inside = text_part.map_or(Ok(None), |part| part.optional_flag(key))?;
     match (inside, outer.optional_flag(key)?) {
         (Some(a), Some(b)) if a != b => Err(wrong(format!("`{key}` is {a} in `text_config` and {b} outside"))),
-        (inside, outside) => Ok(inside.or(outside).unwrap_or(false)),
+        (inside, outside) => Ok(inside.or(outside).unwrap_or(implied)),
     }
 }
 

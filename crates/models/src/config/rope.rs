@@ -1,14 +1,34 @@
 //! Rotary positions of a config: base, scaling, and the rotated share of a head. Reads
-//! `rope_parameters` of new files, and `rope_theta`, `rope_scaling` and `partial_rotary_factor` of
-//! old ones; inner keys take precedence over outer ones.
+//! `rope_parameters` of new files, which may tell layers with a window apart, and `rope_theta`,
+//! `rope_scaling` and `partial_rotary_factor` of old ones; inner keys take precedence over outer
+//! ones.
 
 use super::fields::Fields;
+use super::text::Implied;
 use crate::ModelError;
-use isobit_numerics::rope::{RopeScaling, Yarn};
+use isobit_numerics::rope::{LongRope, RopeScaling, Yarn};
+use serde_json::Value;
+
+/// A rotation of its own, of the layers with a window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalRotation {
+    pub theta: f64,
+    pub scaling: RopeScaling,
+}
+
+/// The base of such a rotation where `rope_parameters` does not state it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct LocalBase {
+    /// The key of old files, if there is one.
+    pub(crate) key: Option<&'static str>,
+    pub(crate) theta: f64,
+}
 
 pub(crate) struct Rope {
     pub(crate) theta: f64,
     pub(crate) scaling: RopeScaling,
+    /// In families that have one.
+    pub(crate) local: Option<LocalRotation>,
     /// Rotated share of a head, if the file specifies it.
     pub(crate) partial: Option<f64>,
     /// `mscale_all_dim` of a scaled rotation; otherwise zero.
@@ -18,19 +38,67 @@ pub(crate) struct Rope {
     sections: Option<Vec<usize>>,
 }
 
-pub(crate) fn parse(outer: Fields, max_positions: usize) -> Result<Rope, ModelError> {
-    let inner = match outer.object("rope_parameters")? {
-        Some(inner) => inner,
-        None => outer.object("rope_scaling")?.unwrap_or(Fields::new(&serde_json::Value::Null, "config.json")),
+/// Kinds of layers that `rope_parameters` may tell apart.
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
+pub(crate) fn parse(outer: Fields, max_positions: usize, implied: &Implied) -> Result<Rope, ModelError> {
+    let parameters = outer.object("rope_parameters")?;
+    let typed = match parameters {
+        Some(inner) => inner.object(FULL)?.is_some() || inner.object(SLIDING)?.is_some(),
+        None => false,
     };
-    let theta = inner.positive("rope_theta")?.or(outer.positive("rope_theta")?).unwrap_or(10000.0);
+    let Some(local) = implied.local else {
+        if typed {
+            return Err(outer.wrong("`rope_parameters` differ by layer type, which this family does not have"));
+        }
+        return flat(outer, parameters, max_positions, implied.theta);
+    };
+    if let (Some(inner), false) = (parameters, typed) {
+        return Err(inner.wrong(format!("`rope_parameters` has neither `{FULL}` nor `{SLIDING}`")));
+    }
+    let none = Fields::new(&Value::Null, "config.json");
+    let of = |kind: &str| parameters.map_or(Ok(None), |inner| inner.object(kind));
+    let full = if typed { Some(of(FULL)?.unwrap_or(none)) } else { None };
+    let rope = flat(outer, full, max_positions, implied.theta)?;
+    let sliding = of(SLIDING)?.unwrap_or(none);
+    let theta = match (sliding.positive("rope_theta")?, local.key) {
+        (Some(theta), _) => theta,
+        (None, Some(key)) => outer.positive(key)?.unwrap_or(local.theta),
+        // Other programs take such a file in two ways.
+        (None, None) if outer.positive("rope_theta")?.is_some_and(|theta| theta != local.theta) => {
+            let what = format!("`rope_theta` is not {}, and nothing says whether it is for all layers", local.theta);
+            return Err(outer.wrong(what));
+        }
+        (None, None) => local.theta,
+    };
+    if sliding.positive("partial_rotary_factor")?.is_some_and(|share| Some(share) != rope.partial) {
+        return Err(sliding.wrong("`partial_rotary_factor` differs by layer type"));
+    }
+    let scaling = scaling(kind(sliding)?, sliding, none, max_positions)?;
+    if matches!(scaling, RopeScaling::LongRope(_)) {
+        return Err(sliding.wrong("longrope is not for layers with a window"));
+    }
+    Ok(Rope { local: Some(LocalRotation { theta, scaling }), ..rope })
+}
+
+fn kind(inner: Fields<'_>) -> Result<&str, ModelError> {
+    Ok(inner.optional_text("rope_type")?.or(inner.optional_text("type")?).unwrap_or("default"))
+}
+
+/// One rotation, from `inner` or the keys of old files.
+fn flat(outer: Fields, inner: Option<Fields>, max_positions: usize, theta: f64) -> Result<Rope, ModelError> {
+    let inner = match inner {
+        Some(inner) => inner,
+        None => outer.object("rope_scaling")?.unwrap_or(Fields::new(&Value::Null, "config.json")),
+    };
+    let theta = inner.positive("rope_theta")?.or(outer.positive("rope_theta")?).unwrap_or(theta);
     let partial = inner.positive("partial_rotary_factor")?.or(outer.positive("partial_rotary_factor")?);
-    let kind = inner.optional_text("rope_type")?.or(inner.optional_text("type")?).unwrap_or("default");
-    let scaling = scaling(kind, inner, outer, max_positions)?;
+    let scaling = scaling(kind(inner)?, inner, outer, max_positions)?;
     let mscale_all_dim =
         if scaling == RopeScaling::Default { 0.0 } else { inner.number("mscale_all_dim")?.unwrap_or(0.0) };
     let sections = inner.numbers("mrope_section", super::fields::AXIS_MAX)?;
-    Ok(Rope { theta, scaling, partial, mscale_all_dim, sections })
+    Ok(Rope { theta, scaling, local: None, partial, mscale_all_dim, sections })
 }
 
 fn scaling(kind: &str, inner: Fields, outer: Fields, max_positions: usize) -> Result<RopeScaling, ModelError> {
@@ -60,10 +128,28 @@ fn scaling(kind: &str, inner: Fields, outer: Fields, max_positions: usize) -> Re
             mscale: inner.number("mscale")?.unwrap_or(0.0),
             mscale_all_dim: inner.number("mscale_all_dim")?.unwrap_or(0.0),
         }),
+        "longrope" | "su" => RopeScaling::LongRope(long_rope(inner, original, stretch(original))?),
         other => {
             let other = isobit_proof::name::quoted(other);
-            return Err(inner.wrong(format!("rope type {other} is not one of default, linear, llama3, yarn")));
+            let what = format!("rope type {other} is not one of default, linear, llama3, yarn, longrope");
+            return Err(inner.wrong(what));
         }
+    })
+}
+
+fn long_rope(inner: Fields, original: f64, stretch: f64) -> Result<LongRope, ModelError> {
+    let divisors = |key: &str| {
+        let list = inner.get(key).and_then(Value::as_array);
+        let number = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+        let divisors: Option<Vec<f64>> = list.and_then(|list| list.iter().map(number).collect());
+        divisors.ok_or_else(|| inner.wrong(format!("`{key}` is not a list of numbers above zero")))
+    };
+    Ok(LongRope {
+        short: divisors("short_factor")?,
+        long: divisors("long_factor")?,
+        original_max_position: original,
+        factor: inner.positive("factor")?.unwrap_or(stretch),
+        attention_factor: inner.positive("attention_factor")?,
     })
 }
 
@@ -81,8 +167,22 @@ impl Rope {
         Ok(width)
     }
 
-    /// Checks that the parts of an image position fill the rotated channels.
+    /// Checks that longrope has a divisor for every rotated pair.
+    fn check_divisors(&self, fields: Fields, width: usize) -> Result<(), ModelError> {
+        let RopeScaling::LongRope(long) = &self.scaling else { return Ok(()) };
+        for (key, divisors) in [("short_factor", &long.short), ("long_factor", &long.long)] {
+            if divisors.len() != width / 2 {
+                let (found, pairs) = (divisors.len(), width / 2);
+                return Err(fields.wrong(format!("`{key}` has {found} numbers for {pairs} rotated pairs")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that what the file has for every rotated pair, or for parts of an image position,
+    /// fits the rotated channels.
     pub(crate) fn check_sections(&self, fields: Fields, rotary_width: usize) -> Result<(), ModelError> {
+        self.check_divisors(fields, rotary_width)?;
         let Some(sections) = &self.sections else { return Ok(()) };
         let sum = sections.iter().try_fold(0_usize, |sum, section| sum.checked_add(*section));
         if sections.len() == 3 && sum == Some(rotary_width / 2) {
@@ -98,7 +198,8 @@ impl Rope {
     pub(crate) fn latent_growth(&self) -> f64 {
         let factor = match self.scaling {
             RopeScaling::Default => return 1.0,
-            RopeScaling::Yarn(Yarn { factor, .. })
+            RopeScaling::LongRope(LongRope { factor, .. })
+            | RopeScaling::Yarn(Yarn { factor, .. })
             | RopeScaling::Linear { factor }
             | RopeScaling::Dynamic { factor, .. }
             | RopeScaling::Llama3 { factor, .. } => factor,

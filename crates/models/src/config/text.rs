@@ -2,8 +2,8 @@
 //! fields common to all families and the family's default sizes.
 
 use super::fields::Fields;
-use super::layer::{AttentionKind, LayerConfig, LayerNames, MlpKind};
-use super::rope::Rope;
+use super::layer::{Activation, AttentionKind, LayerConfig, LayerNames, MlpKind};
+use super::rope::{LocalBase, Rope};
 
 /// Sizes that a `config.json` may omit; without a default, the file must state them.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +35,32 @@ impl SizeDefaults {
     };
 }
 
+/// What holds where a file is silent, besides sizes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Implied {
+    /// `rms_norm_eps`
+    pub(crate) eps: f64,
+    /// `rope_theta`
+    pub(crate) theta: f64,
+    /// `tie_word_embeddings`
+    pub(crate) tied: bool,
+    /// In families whose layers with a window have a rotation of their own.
+    pub(crate) local: Option<LocalBase>,
+    pub(crate) activation: Activation,
+}
+
+impl Implied {
+    pub(crate) const COMMON: Self =
+        Self { eps: 1e-6, theta: 1e4, tied: false, local: None, activation: Activation::Silu };
+}
+
 pub(crate) struct TextConfig<'a> {
     pub(crate) fields: Fields<'a>,
     pub(crate) defaults: &'static SizeDefaults,
     pub(crate) hidden: usize,
     pub(crate) layer_count: usize,
     pub(crate) rope: &'a Rope,
+    pub(crate) activation: Activation,
 }
 
 /// The layers of a model.
@@ -48,6 +68,12 @@ pub(crate) struct Layers {
     pub(crate) layers: Vec<LayerConfig>,
     /// Rotated channels per head, the same in all layers that rotate any.
     pub(crate) rotary_width: usize,
+    /// Factor on the embedding of tokens.
+    pub(crate) embedding_scale: Option<f32>,
+    /// Factor on what the head reads.
+    pub(crate) head_scale: Option<f32>,
+    /// Logits stay between plus and minus this.
+    pub(crate) logit_cap: Option<f32>,
 }
 
 impl Layers {
@@ -58,7 +84,8 @@ impl Layers {
         attention: impl IntoIterator<Item = AttentionKind>,
         mlp: impl IntoIterator<Item = MlpKind>,
     ) -> Self {
-        let layer = |(attention, mlp)| LayerConfig { names, attention, mlp };
-        Self { layers: attention.into_iter().zip(mlp).map(layer).collect(), rotary_width }
+        let layer = |(attention, mlp)| LayerConfig { names, attention, mlp, attention_factor: None, mlp_factor: None };
+        let layers = attention.into_iter().zip(mlp).map(layer).collect();
+        Self { layers, rotary_width, embedding_scale: None, head_scale: None, logit_cap: None }
     }
 }

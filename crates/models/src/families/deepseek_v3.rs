@@ -4,18 +4,18 @@
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::scale;
-use crate::config::fields::{AXIS_MAX, Fields};
-use crate::config::mlp::{self, ExpertsDefaults, check_experts, mixed};
-use crate::config::text::{Layers, SizeDefaults, TextConfig};
-use crate::config::{
-    AttentionKind, ExpertsConfig, LatentConfig, LatentNames, LayerNames, NormStyle, Scoring, SharedExpertConfig,
-};
+use crate::config::fields::AXIS_MAX;
+use crate::config::grouped::GroupedDefaults;
+use crate::config::mlp::ExpertsDefaults;
+use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
+use crate::config::{AttentionKind, LatentConfig, LatentNames, LayerNames, NormStyle};
 use isobit_kernels::op::attention::HEAD_WIDTH_MAX;
 
 pub(super) static FAMILY: Family = Family {
     name: "DeepSeek-V3",
     model_types: &["deepseek_v3"],
     multimodal_types: &[],
+    file_names: &[],
     defaults: SizeDefaults {
         vocabulary: Some(129_280),
         hidden: Some(7168),
@@ -26,6 +26,7 @@ pub(super) static FAMILY: Family = Family {
         head_width: None,
         positions: 4096,
     },
+    implied: Implied::COMMON,
     norm: NormStyle::Plain,
     layers,
     // The transformers class has no such loss: the correction bias balances instead.
@@ -55,18 +56,19 @@ const LATENT: LatentNames = LatentNames {
 /// For the norms inside attention, regardless of `rms_norm_eps`.
 const LATENT_NORM_EPS: f32 = 1e-6;
 
-const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "n_routed_experts", count: 256, chosen: 8, width: 2048 };
-/// BOUND: the router's limit.
-const GROUPS_MAX: u64 = 32;
-/// BOUND: shared experts, which form one MLP of their combined width.
-const SHARED_MAX: u64 = 1024;
+const EXPERTS: GroupedDefaults = GroupedDefaults {
+    experts: ExpertsDefaults { count_key: "n_routed_experts", count: 256, chosen: 8, width: 2048 },
+    scale: 2.5,
+    groups: 8,
+    kept_groups: 4,
+    dense_layers: 3,
+};
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
     let latent = latent(text)?;
     let rotary_width = latent.rotary_width;
     let attention = vec![AttentionKind::Latent(latent); text.layer_count];
-    let mlps = mixed(text, sparse(text)?, experts)?;
-    Ok(Layers::new(&LayerNames::COMMON, rotary_width, attention, mlps))
+    Ok(Layers::new(&LayerNames::COMMON, rotary_width, attention, EXPERTS.mlps(text)?))
 }
 
 fn latent(text: &TextConfig) -> Result<LatentConfig, ModelError> {
@@ -108,47 +110,4 @@ fn latent(text: &TextConfig) -> Result<LatentConfig, ModelError> {
         norm_eps: LATENT_NORM_EPS,
         scale: scale(key_width, rope.latent_growth()),
     })
-}
-
-/// Which layers have experts.
-fn sparse(text: &TextConfig) -> Result<Vec<bool>, ModelError> {
-    let frequency = text.fields.size("moe_layer_freq", AXIS_MAX, Some(1))?;
-    if frequency != 1 {
-        return Err(text.fields.wrong(format!("`moe_layer_freq` is {frequency}, not 1")));
-    }
-    let first = text.fields.whole("first_k_dense_replace", 0, AXIS_MAX)?.unwrap_or(3);
-    Ok((0..text.layer_count).map(|layer| layer >= first).collect())
-}
-
-fn experts(text: &TextConfig) -> Result<ExpertsConfig, ModelError> {
-    let fields = text.fields;
-    let mut experts = EXPERTS.experts(fields, fields.flag("norm_topk_prob", true)?)?;
-    for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
-        if fields.optional_text(key)?.is_some_and(|value| value != known) {
-            return Err(fields.wrong(format!("`{key}` is not {known}")));
-        }
-    }
-    experts.scoring = Scoring::Sigmoid;
-    experts.correction_bias = Some("e_score_correction_bias");
-    experts.scale = fields.positive("routed_scaling_factor")?.unwrap_or(2.5) as f32;
-    if !experts.scale.is_normal() {
-        return Err(fields.wrong("`routed_scaling_factor` is too large or too small for float32"));
-    }
-    experts.groups = fields.size("n_group", GROUPS_MAX, Some(8))?;
-    experts.kept_groups = fields.size("topk_group", GROUPS_MAX, Some(4))?;
-    experts.shared = shared(fields, experts.width)?;
-    check_experts(fields, &experts)?;
-    Ok(experts)
-}
-
-/// All shared experts as one MLP, without a gate.
-fn shared(fields: Fields, expert_width: usize) -> Result<Option<SharedExpertConfig>, ModelError> {
-    // Null means that there are none.
-    let default = usize::from(!fields.is_null("n_shared_experts"));
-    let count = fields.whole("n_shared_experts", 0, SHARED_MAX)?.unwrap_or(default);
-    let width = count * expert_width;
-    if width > AXIS_MAX as usize {
-        return Err(fields.wrong(format!("`n_shared_experts` {count} are {width} wide, over {AXIS_MAX}")));
-    }
-    Ok((count > 0).then_some(SharedExpertConfig { module: "shared_experts", names: &mlp::NAMES, width, gate: None }))
 }

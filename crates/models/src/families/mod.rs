@@ -5,13 +5,26 @@
 //! Everything else in this crate works from these values. `docs/add-a-model.md` walks through one.
 
 mod deepseek_v3;
+mod gemma2;
+mod gemma3;
+mod glm4;
+mod glm4_moe;
+mod granite;
+mod granite_moe;
+mod kimi_k2;
 mod llama;
+mod mistral;
+mod mixtral;
+mod olmo;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen3_vl;
+mod smollm3;
 mod support;
 
 pub use crate::peft_rules::PeftRules;
@@ -20,7 +33,7 @@ pub use support::{FamilySupport, families};
 use crate::ModelError;
 use crate::config::NormStyle;
 use crate::config::fields::{Fields, wrong};
-use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::gguf::GgufRules;
 use isobit_proof::name::quoted;
 
@@ -29,11 +42,26 @@ static FAMILIES: &[&Family] = &[
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &llama::FAMILY,
+    &mistral::FAMILY,
+    &smollm3::FAMILY,
+    &granite::FAMILY,
+    &olmo::OLMO2,
+    &olmo::OLMO3,
+    &phi3::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &glm4::FAMILY,
+    &qwen3_vl::DENSE,
     &qwen3_moe::FAMILY,
+    &mixtral::FAMILY,
+    &granite_moe::FAMILY,
+    &glm4_moe::FAMILY,
+    &qwen3_vl::MOE,
     &qwen3_next::FAMILY,
     &qwen3_5::FAMILY,
     &qwen3_5_moe::FAMILY,
     &deepseek_v3::FAMILY,
+    &kimi_k2::FAMILY,
 ];
 
 /// Everything specific to a family.
@@ -44,7 +72,10 @@ pub struct Family {
     pub model_types: &'static [&'static str],
     /// Those whose file may describe the text model in `text_config`, next to other parts.
     pub multimodal_types: &'static [&'static str],
+    /// What its files call parts of our names: ours, then theirs.
+    pub(crate) file_names: &'static [(&'static str, &'static str)],
     pub(crate) defaults: SizeDefaults,
+    pub(crate) implied: Implied,
     pub(crate) norm: NormStyle,
     /// Reads the layers, or returns why such a model cannot be built.
     pub(crate) layers: fn(&TextConfig) -> Result<Layers, ModelError>,
@@ -57,6 +88,7 @@ pub struct Family {
 }
 
 /// Parts of a family's files that only predict further tokens and are not read.
+#[derive(Clone, Copy)]
 pub(crate) struct Prediction {
     /// Layers after the last, if the config does not state how many.
     pub(crate) layers: usize,

@@ -4,14 +4,16 @@
 use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, windows};
-use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{AttentionConfig, AttentionKind, LayerNames, NormStyle, mlp};
 
 pub(super) static FAMILY: Family = Family {
     name: "Qwen2 and Qwen2.5",
     model_types: &["qwen2"],
     multimodal_types: &[],
+    file_names: &[],
     defaults: SizeDefaults::REQUIRED,
+    implied: Implied::COMMON,
     norm: NormStyle::Plain,
     layers,
     balance_loss: false,

@@ -4,14 +4,16 @@
 use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, windows};
-use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{AttentionConfig, AttentionKind, LayerNames, NormStyle, mlp};
 
 pub(super) static FAMILY: Family = Family {
     name: "Qwen3",
     model_types: &["qwen3"],
     multimodal_types: &[],
+    file_names: &[],
     defaults: SizeDefaults { head_width: Some(128), ..SizeDefaults::REQUIRED },
+    implied: Implied::COMMON,
     norm: NormStyle::Plain,
     layers,
     balance_loss: false,

@@ -3,13 +3,14 @@
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;
-use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{DeltaProjections, LayerNames, NormStyle, hybrid, mlp};
 
 pub(super) static FAMILY: Family = Family {
     name: "Qwen3.5",
     model_types: &["qwen3_5", "qwen3_5_text"],
     multimodal_types: &["qwen3_5"],
+    file_names: &[],
     defaults: SizeDefaults {
         vocabulary: Some(248_320),
         hidden: Some(4096),
@@ -20,6 +21,7 @@ pub(super) static FAMILY: Family = Family {
         head_width: Some(256),
         positions: 32768,
     },
+    implied: Implied::COMMON,
     norm: NormStyle::ZeroCentred,
     layers,
     balance_loss: false,

@@ -4,13 +4,14 @@
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::mlp::{ExpertsDefaults, check_experts, gated_shared_expert};
-use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{DeltaProjections, LayerNames, MlpKind, NormStyle, hybrid};
 
 pub(super) static FAMILY: Family = Family {
     name: "Qwen3.5-MoE",
     model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
     multimodal_types: &["qwen3_5_moe"],
+    file_names: &[],
     defaults: SizeDefaults {
         vocabulary: Some(248_320),
         hidden: Some(2048),
@@ -22,6 +23,7 @@ pub(super) static FAMILY: Family = Family {
         head_width: Some(256),
         positions: 32768,
     },
+    implied: Implied::COMMON,
     norm: NormStyle::ZeroCentred,
     layers,
     balance_loss: true,

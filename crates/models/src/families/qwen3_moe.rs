@@ -6,13 +6,14 @@ use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, typed_windows, window_in_use};
 use crate::config::mlp::{ExpertsDefaults, check_experts, mixed};
-use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{AttentionConfig, AttentionKind, ExpertsConfig, LayerNames, NormStyle};
 
 pub(super) static FAMILY: Family = Family {
     name: "Qwen3-MoE",
     model_types: &["qwen3_moe"],
     multimodal_types: &[],
+    file_names: &[],
     defaults: SizeDefaults {
         vocabulary: Some(151_936),
         hidden: Some(2048),
@@ -23,6 +24,7 @@ pub(super) static FAMILY: Family = Family {
         head_width: None,
         positions: 32768,
     },
+    implied: Implied::COMMON,
     norm: NormStyle::Plain,
     layers,
     balance_loss: true,

@@ -4,13 +4,14 @@
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::mlp::{ExpertsDefaults, check_experts, gated_shared_expert, mixed};
-use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{DeltaProjections, ExpertsConfig, LayerNames, NormStyle, hybrid};
 
 pub(super) static FAMILY: Family = Family {
     name: "Qwen3-Next",
     model_types: &["qwen3_next"],
     multimodal_types: &[],
+    file_names: &[],
     defaults: SizeDefaults {
         vocabulary: Some(151_936),
         hidden: Some(2048),
@@ -21,6 +22,7 @@ pub(super) static FAMILY: Family = Family {
         head_width: Some(256),
         positions: 32768,
     },
+    implied: Implied::COMMON,
     norm: NormStyle::ZeroCentred,
     layers,
     balance_loss: true,

@@ -1,20 +1,33 @@
 //! Softmax attention with grouped heads: `o(attention(rope(norm(q)), rope(norm(k)), v))`. If gated,
 //! `q` also contains a gate for every channel of the attention's output.
 
+use crate::config::Rotary;
 use crate::layer::Context;
 use isobit_autograd::{AttentionShape, Blocks, Linear, Move, Norm, RotatedHead, Tape, TapeError, Variable};
 use isobit_kernels::Backend;
 
 pub(crate) struct Attention<B: Backend> {
-    pub(crate) q: Linear<B>,
-    pub(crate) k: Linear<B>,
-    pub(crate) v: Linear<B>,
+    pub(crate) projections: QueryKeyValue<B>,
     pub(crate) o: Linear<B>,
     pub(crate) q_norm: Option<Norm<B>>,
     pub(crate) k_norm: Option<Norm<B>>,
     pub(crate) shape: AttentionShape,
+    pub(crate) rotary: Rotary,
+    /// Rotated pairs are neighbours.
+    pub(crate) interleaved: bool,
     /// Whether `q` returns, per head, the query and then the gate.
     pub(crate) gated: bool,
+}
+
+#[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
+pub(crate) enum QueryKeyValue<B: Backend> {
+    Separate {
+        q: Linear<B>,
+        k: Linear<B>,
+        v: Linear<B>,
+    },
+    /// Rows of queries, keys, values.
+    Joined(Linear<B>),
 }
 
 impl<B: Backend> Attention<B> {
@@ -24,24 +37,42 @@ impl<B: Backend> Attention<B> {
         x: Variable<B>,
         context: Context<'a, B>,
     ) -> Result<Variable<B>, TapeError> {
-        let [q, k, v] = tape.linears_of(&x, [&self.q, &self.k, &self.v]);
+        let [q, k, v] = self.project(tape, &x);
         drop(x);
         let (q, gate) = if self.gated { self.part(tape, &q) } else { (q, None) };
-        let turn = |tape: &mut Tape<'a, B>, x: Variable<B>, norm: &'a Option<Norm<B>>| {
+        let head = RotatedHead { width: self.shape.key_width, offset: 0, interleaved: self.interleaved };
+        let rotation = context.rotation_of(self.rotary);
+        let rotated = |tape: &mut Tape<'a, B>, x: Variable<B>, norm: &'a Option<Norm<B>>| {
             let x = match norm {
                 Some(norm) => tape.rms_norm(&x, norm),
                 None => x,
             };
-            tape.rope(x, RotatedHead::first(self.shape.key_width), context.rotation)
+            match rotation {
+                Some(rotation) => tape.rope(x, head, rotation),
+                None => x,
+            }
         };
-        let q = turn(tape, q, &self.q_norm);
-        let k = turn(tape, k, &self.k_norm);
+        let q = rotated(tape, q, &self.q_norm);
+        let k = rotated(tape, k, &self.k_norm);
         let mixed = attend(tape, q, k, v, self.shape, context)?;
         let mixed = match gate {
             Some(gate) => tape.gate(mixed, gate),
             None => mixed,
         };
         Ok(tape.linear(&mixed, &self.o))
+    }
+
+    fn project<'a>(&'a self, tape: &mut Tape<'a, B>, x: &Variable<B>) -> [Variable<B>; 3] {
+        match &self.projections {
+            QueryKeyValue::Separate { q, k, v } => tape.linears_of(x, [q, k, v]),
+            QueryKeyValue::Joined(all) => {
+                let (queries, keys) =
+                    (self.shape.heads * self.shape.key_width, self.shape.kv_heads * self.shape.key_width);
+                let all = tape.linear(x, all);
+                let cuts = [Move::cut(0, queries, 0), Move::cut(queries, keys, 1), Move::cut(queries + keys, keys, 2)];
+                tape.rearrange(&[&all], [queries, keys, keys], &cuts)
+            }
+        }
     }
 
     /// Queries and gates of all heads.

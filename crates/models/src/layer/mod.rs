@@ -9,6 +9,7 @@ pub(crate) mod dense;
 pub(crate) mod experts;
 pub(crate) mod latent;
 
+use crate::config::Rotary;
 use crate::generate::LayerCache;
 use attention::Attention;
 use delta::Delta;
@@ -21,10 +22,32 @@ use std::cell::RefCell;
 
 /// One decoder layer.
 pub(crate) struct Block<B: Backend> {
-    pub(crate) attention_norm: Norm<B>,
+    pub(crate) attention_norm: Option<Norm<B>>,
     pub(crate) attention: AnyAttention<B>,
-    pub(crate) mlp_norm: Norm<B>,
+    pub(crate) attention_output: BranchEnd<B>,
+    pub(crate) mlp_norm: Option<Norm<B>>,
     pub(crate) mlp: AnyMlp<B>,
+    pub(crate) mlp_output: BranchEnd<B>,
+}
+
+/// What the output of attention or of a dense MLP goes through before it is added to the residual
+/// stream: nothing in most families.
+pub(crate) struct BranchEnd<B: Backend> {
+    pub(crate) norm: Option<Norm<B>>,
+    pub(crate) factor: Option<f32>,
+}
+
+impl<B: Backend> BranchEnd<B> {
+    fn apply<'a>(&'a self, tape: &mut Tape<'a, B>, x: Variable<B>) -> Variable<B> {
+        let x = match &self.norm {
+            Some(norm) => tape.rms_norm(&x, norm),
+            None => x,
+        };
+        match self.factor {
+            Some(factor) => tape.scale(x, factor),
+            None => x,
+        }
+    }
 }
 
 pub(crate) enum AnyAttention<B: Backend> {
@@ -42,6 +65,8 @@ pub(crate) enum AnyMlp<B: Backend> {
 /// What a layer needs besides its weights.
 pub(crate) struct Context<'a, B: Backend> {
     pub(crate) rotation: Rotation<'a, B>,
+    /// That of layers with `Rotary::Local`.
+    pub(crate) local_rotation: Option<Rotation<'a, B>>,
     /// The cache of earlier tokens, in generation.
     pub(crate) cache: Option<&'a RefCell<LayerCache>>,
 }
@@ -53,6 +78,17 @@ impl<B: Backend> Clone for Context<'_, B> {
 }
 impl<B: Backend> Copy for Context<'_, B> {}
 
+impl<'a, B: Backend> Context<'a, B> {
+    /// The rotation that a layer asks for, if any.
+    fn rotation_of(&self, rotary: Rotary) -> Option<Rotation<'a, B>> {
+        match rotary {
+            Rotary::Global => Some(self.rotation),
+            Rotary::Local => Some(self.local_rotation.expect("a config with such layers has their rotation")),
+            Rotary::None => None,
+        }
+    }
+}
+
 impl<B: Backend> Block<B> {
     pub(crate) fn forward<'a>(
         &'a self,
@@ -60,18 +96,27 @@ impl<B: Backend> Block<B> {
         x: &Variable<B>,
         context: Context<'a, B>,
     ) -> Result<Variable<B>, TapeError> {
-        let normal = tape.rms_norm(x, &self.attention_norm);
+        let normal = normalised(tape, x, self.attention_norm.as_ref());
         let mixed = match &self.attention {
             AnyAttention::Softmax(attention) => attention.forward(tape, normal, context)?,
             AnyAttention::Latent(latent) => latent.forward(tape, normal, context)?,
             AnyAttention::Delta(delta) => delta.forward(tape, normal, context)?,
         };
+        let mixed = self.attention_output.apply(tape, mixed);
         let x = tape.add(x, &mixed);
         drop(mixed);
-        let normal = tape.rms_norm(&x, &self.mlp_norm);
+        let normal = normalised(tape, &x, self.mlp_norm.as_ref());
         match &self.mlp {
-            AnyMlp::Dense(dense) => Ok(dense.finish(tape, &x, normal)),
+            AnyMlp::Dense(dense) => Ok(dense.finish(tape, &x, normal, &self.mlp_output)),
             AnyMlp::Experts(experts) => experts.finish(tape, &x, normal),
         }
+    }
+}
+
+/// What a branch reads from the residual stream.
+fn normalised<'a, B: Backend>(tape: &mut Tape<'a, B>, x: &Variable<B>, norm: Option<&'a Norm<B>>) -> Variable<B> {
+    match norm {
+        Some(norm) => tape.rms_norm(x, norm),
+        None => x.clone(),
     }
 }

@@ -4,7 +4,7 @@
 use isobit_models::Config;
 use isobit_models::config::{
     AttentionConfig, AttentionKind, DeltaProjections, ExpertsConfig, Fp8Config, GptqFormat, LatentConfig, MlpKind,
-    NormStyle, Quantization, Scoring,
+    NormStyle, Quantization, Rotary, Scoring,
 };
 use isobit_numerics::rope::RopeScaling;
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ fn parameters(config: &Config) -> usize {
     let h = config.hidden;
     let attention = |attention: &AttentionKind| match attention {
         AttentionKind::Softmax(a) => {
-            let norms = if a.head_norms { 2 * a.head_width } else { 0 };
+            let norms = if a.head_norms { a.norm_widths().iter().sum() } else { 0 };
             let bias = if a.qkv_bias { a.query_rows() + 2 * a.kv_rows() } else { 0 };
             h * (a.query_rows() + 2 * a.kv_rows() + a.output_width()) + norms + bias
         }
@@ -81,7 +81,11 @@ fn parameters(config: &Config) -> usize {
         }
     };
     let ends = config.vocabulary * h * if config.tied { 1 } else { 2 } + h;
-    ends + config.layers.iter().map(|layer| attention(&layer.attention) + mlp(&layer.mlp) + 2 * h).sum::<usize>()
+    ends + config
+        .layers
+        .iter()
+        .map(|layer| attention(&layer.attention) + mlp(&layer.mlp) + layer.names.norms().count() * h)
+        .sum::<usize>()
 }
 
 fn attention(config: &Config, layer: usize) -> &AttentionConfig {
@@ -111,6 +115,53 @@ fn latent(config: &Config) -> &LatentConfig {
         AttentionKind::Latent(latent) => latent,
         other => panic!("{other:?}"),
     }
+}
+
+/// A published model by its sizes: vocabulary, hidden, intermediate, layers, heads, key heads.
+fn sized(model_type: &str, [v, h, i, l, n, k]: [usize; 6], more: &Value) -> Value {
+    let mut config = json!({"model_type": model_type, "vocab_size": v, "hidden_size": h, "intermediate_size": i,
+        "num_hidden_layers": l, "num_attention_heads": n, "num_key_value_heads": k});
+    for (key, value) in more.as_object().expect("keys") {
+        config[key] = value.clone();
+    }
+    config
+}
+
+/// Numbers of parameters as their publishers state them.
+#[test]
+fn published_sizes_of_further_families() {
+    let tied = json!({"tie_word_embeddings": true});
+    for (config, wanted) in [
+        (sized("mistral", [32000, 4096, 14336, 32, 32, 8], &json!({"sliding_window": 4096})), 7_241_732_096),
+        (sized("mixtral", [32000, 4096, 14336, 32, 32, 8], &json!({"num_local_experts": 8})), 46_702_792_704),
+        (sized("smollm3", [128_256, 2048, 11008, 36, 16, 4], &json!({})), 3_075_098_624),
+        (sized("granite", [49155, 2048, 8192, 40, 32, 8], &tied), 2_533_531_648),
+        (sized("olmo2", [100_352, 4096, 11008, 32, 32, 32], &json!({})), 7_298_617_344),
+        (sized("phi3", [32064, 3072, 8192, 32, 32, 32], &json!({})), 3_821_079_552),
+        (sized("gemma2", [256_000, 2304, 9216, 26, 8, 4], &json!({})), 2_614_341_888),
+        (sized("gemma3_text", [262_144, 1152, 6912, 26, 4, 1], &json!({})), 999_885_952),
+        (sized("glm4", [151_552, 4096, 13696, 40, 32, 2], &json!({"head_dim": 128})), 9_400_279_040),
+    ] {
+        assert_eq!(parameters(&parse(&config)), wanted, "{config}");
+    }
+}
+
+#[test]
+fn what_further_families_leave_out() {
+    let small = |model_type: &str| json!({"model_type": model_type, "hidden_size": 128, "num_hidden_layers": 4});
+    let mistral = parse(&small("mistral"));
+    assert_eq!(attention(&mistral, 3).window, Some(4096));
+    let mut open = small("mistral");
+    open["sliding_window"] = Value::Null;
+    assert_eq!(attention(&parse(&open), 3).window, None);
+    let smollm3 = parse(&small("smollm3"));
+    let rotary = |config: &Config, layer: usize| attention(config, layer).rotary;
+    assert_eq!([2, 3].map(|layer| rotary(&smollm3, layer)), [Rotary::Global, Rotary::None]);
+    assert_eq!((smollm3.tied, smollm3.rope_theta), (true, 2e6));
+    let olmo3 = parse(&small("olmo3"));
+    assert_eq!([2, 3].map(|layer| rotary(&olmo3, layer)), [Rotary::Local, Rotary::Global]);
+    assert_eq!([2, 3].map(|layer| attention(&olmo3, layer).window), [Some(4096), None]);
+    assert_eq!(olmo3.local_rotation.map(|local| local.theta), Some(5e5));
 }
 
 #[test]
@@ -158,7 +209,7 @@ fn published_hybrid() {
     let config = parse(&qwen35_moe());
     assert_eq!(parameters(&config), 34_660_610_688);
     assert_eq!((config.norm, config.wrapped, config.rotary_width), (NormStyle::ZeroCentred, true, 64));
-    assert_eq!((config.rope_theta, config.rope_scaling), (1e7, RopeScaling::Default));
+    assert_eq!((config.rope_theta, &config.rope_scaling), (1e7, &RopeScaling::Default));
     assert_eq!(config.module_path("model.layers.3.self_attn"), "model.language_model.layers.3.self_attn");
     assert_eq!(config.module_path("lm_head"), "lm_head");
     let full = |config: &Config| -> Vec<usize> {
@@ -319,6 +370,37 @@ fn inconsistent_values_are_refused_by_key() {
         (qwen35_moe(), "/text_config/tie_word_embeddings", json!(true), "`tie_word_embeddings` is true in"),
         (qwen35_moe(), "/text_config/model_type", json!("qwen3_moe"), "holds a text model of type"),
         (qwen35_moe(), "/text_config", json!(3), "`text_config` is 3"),
+        (json!({"model_type": "mistral"}), "/layer_types", json!(vec!["full_attention"; 32]), "disagree"),
+        (json!({"model_type": "mixtral"}), "/router_jitter_noise", json!(0.1), "`router_jitter_noise`"),
+        (json!({"model_type": "smollm3"}), "/no_rope_layers", json!([1, 0]), "`no_rope_layers`"),
+        (
+            json!({"model_type": "smollm3", "num_hidden_layers": 1, "sliding_window": 4}),
+            "/layer_types",
+            json!(["sliding_attention"]),
+            "disagree",
+        ),
+        (json!({"model_type": "granite"}), "/logits_scaling", json!(1e60), "`logits_scaling`"),
+        (json!({"model_type": "granite"}), "/residual_multiplier", json!(0), "`residual_multiplier`"),
+        (json!({"model_type": "olmo3"}), "/rope_theta", json!(1e4), "`rope_theta` is not 500000"),
+        (json!({"model_type": "olmo3"}), "/rope_parameters", json!({"rope_theta": 1e4}), "neither `full_attention`"),
+        (json!({"model_type": "olmo2"}), "/rope_parameters", json!({"full_attention": {}}), "differ by layer type"),
+        (json!({"model_type": "phi3"}), "/resid_pdrop", json!(0.1), "`resid_pdrop`"),
+        (json!({"model_type": "phi3"}), "/rope_scaling", json!({"type": "linear", "factor": 2}), "longrope"),
+        (json!({"model_type": "phi3"}), "/rope_scaling", json!({"type": "longrope"}), "`short_factor`"),
+        (
+            json!({"model_type": "phi3"}),
+            "/rope_scaling",
+            json!({"type": "longrope", "short_factor": [1], "long_factor": [2]}),
+            "1 numbers for 48 rotated pairs",
+        ),
+        (json!({"model_type": "glm4"}), "/partial_rotary_factor", json!(0.01), "rotates 1 of 128"),
+        (json!({"model_type": "glm4_moe", "head_dim": 128}), "/scoring_func", json!("softmax"), "`scoring_func`"),
+        (json!({"model_type": "gemma3_text"}), "/attn_logit_softcapping", json!(50), "`attn_logit_softcapping`"),
+        (json!({"model_type": "gemma3_text"}), "/use_bidirectional_attention", json!(true), "bidirectional"),
+        (json!({"model_type": "gemma3_text"}), "/hidden_activation", json!("gelu"), "hidden_activation `gelu`"),
+        (json!({"model_type": "gemma2"}), "/final_logit_softcapping", json!(-1), "`final_logit_softcapping`"),
+        (json!({"model_type": "gemma2"}), "/query_pre_attn_scalar", json!(1e-90), "`query_pre_attn_scalar`"),
+        (json!({"model_type": "kimi_k2"}), "/hidden_size", json!(7168), "`num_hidden_layers` is missing"),
         (deepseek(), "/n_group", json!(7), "`n_group` 7 does not divide"),
         (deepseek(), "/n_group", json!(33), "`n_group` is 33"),
         (deepseek(), "/topk_group", json!(9), "`topk_group` is 9"),

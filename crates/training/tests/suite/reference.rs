@@ -12,6 +12,7 @@
 use isobit_autograd::{Parameter, ParameterId, Policy, Tape};
 use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::build::Settings;
+use isobit_models::generate::Session;
 use isobit_models::{Config, LoraConfig, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
@@ -147,6 +148,24 @@ impl Case {
         }
     }
 
+    /// The text that the judge continues gets the same tokens here, one by one with a cache. Its
+    /// margins are beyond what the profiles may differ by.
+    fn check_generation(&self, trainer: &Trainer<Cpu>, profile: Profile) {
+        let Some(wanted) = self.found.get("generation") else { return };
+        let tokens = |key: &str| -> Vec<u32> { serde_json::from_value(wanted[key].clone()).expect("tokens") };
+        let margin = wanted["margin"].as_f64().expect("a margin");
+        assert!(margin > 2.0 * self.bound(profile, "logits", None), "{} {profile:?}: margin {margin}", self.name);
+        let mut session = Session::new(&trainer.backend, &trainer.model, &trainer.parameters, profile);
+        let (mut next, mut got) = (tokens("prompt"), Vec::new());
+        for _ in tokens("tokens") {
+            let logits = session.extend(&next).expect("logits");
+            let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).expect("a token");
+            next = vec![best as u32];
+            got.push(best as u32);
+        }
+        assert_eq!(got, tokens("tokens"), "{} {profile:?}: generation", self.name);
+    }
+
     /// The largest error allowed for a quantity of the judge.
     fn bound(&self, profile: Profile, quantity: &str, tensor: Option<&str>) -> f64 {
         let largest = |value: &Value| {
@@ -200,6 +219,7 @@ fn check(name: &'static str) {
     for profile in [Profile::X3, Profile::X2] {
         let mut trainer = case.trainer(profile);
         let settings = settings(profile, Policy::Full, 1);
+        case.check_generation(&trainer, profile);
         let StepGradients { gradients, loss, targets } = trainer.gradients(&rows, 1, &settings).expect("gradients");
         let want = case.found["loss"]["float64"].as_f64().expect("a loss");
         let error = (loss / targets as f64 - want).abs();
@@ -306,4 +326,28 @@ cases! {
     deepseek_mscale = "deepseek-mscale";
     deepseek_plain = "deepseek-plain";
     deepseek_fp8 = "deepseek-fp8";
+    kimi_k2 = "kimi-base";
+    mistral = "mistral-window";
+    mixtral = "mixtral-base";
+    mixtral_lora = "mixtral-base-lora";
+    mixtral_balance = "mixtral-aux";
+    smollm3 = "smollm3-base";
+    granite = "granite-base";
+    granite_moe = "granitemoe-base";
+    olmo2 = "olmo2-base";
+    olmo3 = "olmo3-base";
+    phi3 = "phi3-base";
+    phi3_lora = "phi3-base-lora";
+    phi3_long = "phi3-long";
+    phi3_short = "phi3-short";
+    glm = "glm-base";
+    glm4 = "glm4-base";
+    glm4_lora = "glm4-base-lora";
+    glm4_moe = "glm4moe-base";
+    gemma2 = "gemma2-base";
+    gemma2_lora = "gemma2-base-lora";
+    gemma3 = "gemma3-base";
+    gemma3_lora = "gemma3-base-lora";
+    qwen3_vl = "qwen3vl-base";
+    qwen3_vl_moe = "qwen3vlmoe-base";
 }
