@@ -89,24 +89,30 @@ impl Arguments {
     /// The same to write the model again: tensors that nothing reads are copied, so no warning.
     pub(crate) fn open_to_copy(&self) -> Result<Opened, Failure> {
         let adapter = self.options.adapter.as_deref().map(adapter::located).transpose()?;
-        self.opened(self.profile()?, 1, adapter.clone(), false).map_err(|error| self.misfit(&error, adapter.as_deref()))
+        let opened = self.opened(self.profile()?, 1, adapter.clone(), false);
+        opened.map_err(|error| self.misfit_as("--base", &error, adapter.as_deref()))
     }
 
     /// The failure of an adapter that does not match the model names both.
     pub(crate) fn misfit(&self, error: &RunError, adapter: Option<&Path>) -> Failure {
+        self.misfit_as("--model", error, adapter)
+    }
+
+    /// The same where `option` gives the model.
+    pub(crate) fn misfit_as(&self, option: &str, error: &RunError, adapter: Option<&Path>) -> Failure {
         let mut failure = failed(error);
         if let Some(adapter) = adapter.filter(|_| is_misfit(error)) {
-            failure.hint = self.bases(adapter).or(failure.hint);
+            failure.hint = self.bases(adapter, option).or(failure.hint);
         }
         failure
     }
 
     /// The base that the adapter names, and the model: what to check when they do not match.
-    fn bases(&self, adapter: &Path) -> Option<String> {
+    fn bases(&self, adapter: &Path, option: &str) -> Option<String> {
         let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX).ok()?;
         let base = peft::base_name(&text)?;
         Some(format!(
-            "the adapter was made for the base `{base}`, but --model is {}: use the model that it belongs to",
+            "the adapter was made for the base `{base}`, but {option} is {}: use the model that it belongs to",
             self.model.display()
         ))
     }

@@ -85,7 +85,7 @@ fn float_format(name: &str) -> Option<SaveDtype> {
 
 /// The failure of an export: a number that a format cannot hold needs another format.
 fn failed(arguments: &model::Arguments, error: &RunError, adapter: Option<&Path>, hint: &str) -> Failure {
-    let failure = arguments.misfit(error, adapter);
+    let failure = arguments.misfit_as("--base", error, adapter);
     match failure.code {
         5 => Failure { hint: Some(hint.to_string()), ..failure },
         _ => failure,

@@ -97,6 +97,7 @@ impl Partial {
         let path = parent.join(format!(".{name}.{}.partial", std::process::id()));
         let failed = |error| FileError::from_io("write", &path, error);
         std::fs::create_dir_all(&parent).map_err(failed)?;
+        remove_abandoned(&parent, &name);
         std::fs::create_dir(&path).map_err(failed)?;
         Ok(Self { path, parent, done: false })
     }
@@ -112,11 +113,70 @@ impl Partial {
     }
 }
 
+/// Removes what killed exports to the same name left behind: those whose process is gone. What
+/// cannot be read or removed stays.
+fn remove_abandoned(parent: &Path, name: &str) {
+    let Ok(entries) = std::fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let found = entry.file_name();
+        let process = found.to_str().and_then(|found| {
+            let rest = found.strip_prefix('.')?.strip_prefix(name)?.strip_prefix('.')?;
+            rest.strip_suffix(".partial")?.parse::<u32>().ok()
+        });
+        if process.is_some_and(|process| !is_running(process)) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Whether a process exists; true where that is not known.
+#[cfg(unix)]
+fn is_running(process: u32) -> bool {
+    let Ok(process) = libc::pid_t::try_from(process) else { return false };
+    // SAFETY: signal 0 is sent to nobody: the call only asks whether the process exists.
+    process > 0
+        && (unsafe { libc::kill(process, 0) } == 0
+            || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH))
+}
+
+#[cfg(not(unix))]
+fn is_running(_process: u32) -> bool {
+    true
+}
+
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.done {
             // Ignored: the original error is the one to report.
             let _ = std::fs::remove_dir_all(&self.path);
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_dead_processes_left_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut dead = std::process::Command::new("true").spawn().expect("a process");
+        dead.wait().expect("ended");
+        let (dead, alive) = (dead.id(), std::process::id());
+        let gone = format!(".merged.{dead}.partial");
+        let others = [
+            format!(".merged.{alive}.partial"),
+            format!(".other.{dead}.partial"),
+            format!("merged.{dead}.partial"),
+            ".merged.x.partial".to_string(),
+            format!(".merged.{dead}"),
+        ];
+        for name in others.iter().chain([&gone]) {
+            std::fs::create_dir(folder.path().join(name)).expect("a folder");
+        }
+        std::fs::write(folder.path().join(&gone).join("model.safetensors"), "half").expect("written");
+        remove_abandoned(folder.path(), "merged");
+        assert!(!folder.path().join(&gone).exists());
+        assert!(others.iter().all(|name| folder.path().join(name).exists()));
     }
 }
