@@ -68,6 +68,11 @@ impl Subject {
     }
 }
 
+/// The same for any backend: one that a test spoils, say.
+pub fn check_backend<B: Backend>(backend: &B, sample: Sample, goes_on: &mut dyn FnMut() -> bool) -> Checked {
+    check(backend, sample, golden(), goes_on)
+}
+
 fn check<B: Backend>(
     backend: &B,
     sample: Sample,

@@ -200,8 +200,19 @@ pub(super) struct Soak {
     wrong: Vec<(String, String)>,
 }
 
+/// Something that can run test vectors again and again.
+pub(super) trait Repeats {
+    fn repeat(&self, sample: Sample, goes_on: &mut dyn FnMut() -> bool) -> Checked;
+}
+
+impl Repeats for Subject {
+    fn repeat(&self, sample: Sample, goes_on: &mut dyn FnMut() -> bool) -> Checked {
+        self.check(sample, goes_on)
+    }
+}
+
 impl Soak {
-    pub(super) fn run(subjects: &[Opened], limit: Duration, json: bool) -> Self {
+    pub(super) fn run(subjects: &[(String, impl Repeats)], limit: Duration, json: bool) -> Self {
         let clock = Clock::start();
         let mut soak = Self { seconds: limit.as_secs(), rounds: 0, vectors: 0, wrong: Vec::new() };
         if !json {
@@ -211,7 +222,7 @@ impl Soak {
             let sample = Sample { skipped: soak.rounds * Sample::QUICK.per_op % CASES_MAX, ..Sample::QUICK };
             soak.rounds += 1;
             for (device, subject) in subjects {
-                let checked = quietly(|| subject.check(sample, &mut || clock.seconds() < limit.as_secs_f64()));
+                let checked = quietly(|| subject.repeat(sample, &mut || clock.seconds() < limit.as_secs_f64()));
                 soak.vectors += checked.compared;
                 if let Some(first) = checked.failures.first().filter(|_| soak.wrong.len() < WRONG_MAX) {
                     soak.wrong.push((device.clone(), format!("round {}: {first}", soak.rounds)));
@@ -251,6 +262,12 @@ const WRONG_MAX: usize = 100;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isobit_conformance::vectors::check_backend;
+    use isobit_kernels::cpu::CpuMemory;
+    use isobit_kernels::observe::{Call, Observed, Observer};
+    use isobit_kernels::op::Output;
+    use isobit_kernels::{Buffer, Cpu};
+    use std::cell::Cell;
 
     fn check(device: &str, state: State) -> DeviceCheck {
         DeviceCheck::without_vectors(device.to_string(), String::new(), state, "why".to_string())
@@ -277,6 +294,51 @@ mod tests {
         let both = [check("hip:0", State::Conformant), check("hip:1", State::Conformant)];
         assert!(findings(&facts, &both).is_empty());
         assert_eq!(findings(&facts, &[check("hip", State::Absent)])[0].why, "why");
+    }
+
+    /// A processor that gives one result wrong, by a unit in the last place, and all others right.
+    #[derive(Default)]
+    struct Drift {
+        calls: Cell<usize>,
+    }
+
+    /// The call whose result is wrong.
+    const WRONG: usize = 5;
+
+    impl Observer<Cpu> for Drift {
+        fn before(&self, _: &Cpu, _: Call, _: &mut Buffer<u8>) {}
+
+        fn after(&self, _: &Cpu, _: Call, outputs: Vec<Output<'_, CpuMemory>>) {
+            for output in outputs {
+                if let Output::F32(result) = output {
+                    self.calls.set(self.calls.get() + 1);
+                    if self.calls.get() == WRONG
+                        && let Some(value) = result.iter_mut().find(|value| **value != 0.0)
+                    {
+                        *value = f32::from_bits(value.to_bits() + 1);
+                    }
+                }
+            }
+        }
+    }
+
+    impl Repeats for Observed<Cpu, Drift> {
+        fn repeat(&self, sample: Sample, goes_on: &mut dyn FnMut() -> bool) -> Checked {
+            check_backend(self, sample, goes_on)
+        }
+    }
+
+    #[test]
+    fn a_soak_finds_hardware_that_drifts_once() {
+        let inner = || Cpu::new(1, Path::best()).expect("an available path");
+        let sound = ("cpu/sound".to_string(), Drift { calls: Cell::new(WRONG) });
+        let drifting = ("cpu/drifting".to_string(), Drift::default());
+        let subjects = [sound, drifting].map(|(name, observer)| (name, Observed { inner: inner(), observer }));
+        let soak = Soak::run(&subjects, Duration::from_secs(1), true);
+        let found = soak.findings();
+        assert_eq!(found.iter().map(|finding| finding.id.as_str()).collect::<Vec<_>>(), ["suspect-hardware"]);
+        assert!(found[0].what.starts_with("cpu/drifting ") && found[0].level == Level::Error, "{found:?}");
+        assert_eq!(soak.wrong.len(), 1, "once: {:?}", soak.wrong);
     }
 
     #[test]
