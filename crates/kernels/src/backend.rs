@@ -373,6 +373,16 @@ pub struct DeviceFailure {
     pub what: String,
 }
 
+impl DeviceFailure {
+    /// How `what` begins if the device has no memory for a buffer.
+    pub const NO_MEMORY: &'static str = "no memory for a buffer";
+
+    /// Whether the device had no memory for a buffer.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.what.starts_with(Self::NO_MEMORY)
+    }
+}
+
 /// A weight matrix in one of the stored number formats.
 pub enum StoredMatrix<'a, M: Memory> {
     F32(&'a M::Buffer<f32>),

@@ -59,6 +59,7 @@ impl RunError {
             Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
             Self::Model(_) | Self::Differs { .. } => 8,
             Self::Checkpoint(error) => error.exit_code(),
+            Self::Step(StepError::Device(failure)) | Self::Device(failure) if failure.is_out_of_memory() => 4,
             Self::Step(StepError::Device(_) | StepError::Tape(_) | StepError::Stage { .. }) | Self::Device(_) => 6,
             Self::Step(_) => 5,
         }
@@ -88,6 +89,10 @@ impl RunError {
             Self::Rank(error) => error.hint(),
             Self::Refused { hint, .. } | Self::Differs { hint, .. } => Some((*hint).to_string()),
             Self::Target { hint, .. } => Some(hint.clone()),
+            Self::Step(StepError::Device(failure)) | Self::Device(failure) if failure.is_out_of_memory() => Some(
+                "`isobit plan` shows what the run needs and what would need less; other programs may hold the rest"
+                    .to_string(),
+            ),
             Self::Device(_) => Some("`isobit devices` lists what this machine has".to_string()),
             Self::Step(StepError::Loss { .. } | StepError::Gradient { .. } | StepError::Parameter { .. }) => {
                 Some("try a smaller learning rate, or look at the row with `isobit data show`".to_string())

@@ -328,6 +328,9 @@ fn measure<E: Engine>(
 
 fn stopped(error: &StepError) -> Failure {
     match error {
+        StepError::Device(failure) if failure.is_out_of_memory() => {
+            Failure { code: 4, message: failure.to_string(), hint: Some("lower --batch or --micro-batch".to_string()) }
+        }
         StepError::Device(failure) => {
             Failure::device(failure.to_string(), "`isobit devices` lists what this machine has")
         }

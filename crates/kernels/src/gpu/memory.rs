@@ -2,7 +2,7 @@
 
 use super::device::Gpu;
 use super::runtime::{Argument, Handle, Runtime};
-use crate::backend::Length;
+use crate::backend::{DeviceFailure, Length};
 use crate::buffer::{self, Element};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -90,8 +90,13 @@ impl<T: Element> GpuBuffer<T> {
             gpu.device.usage.check(allocated_bytes(bytes), gpu.device.runtime.name());
         }
         let handle = match bytes {
-            Some(bytes) => gpu.device.attempt(|runtime| runtime.allocate(allocated_bytes(bytes))),
-            None => gpu.device.attempt(|_| Err(format!("{length} elements are more than any memory"))),
+            Some(bytes) => gpu.device.attempt(|runtime| {
+                let allocated = runtime.allocate(allocated_bytes(bytes));
+                allocated.map_err(|what| format!("{}: {what}", DeviceFailure::NO_MEMORY))
+            }),
+            None => gpu
+                .device
+                .attempt(|_| Err(format!("{}: {length} elements are more than any memory", DeviceFailure::NO_MEMORY))),
         };
         let bytes = bytes.map_or(0, allocated_bytes);
         if handle.is_some() {
@@ -287,4 +292,24 @@ impl Parts {
 /// offset.
 pub(super) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
     buffer::part_bytes::<T>(length, alignment).max(alignment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Device;
+    use crate::gpu::{Api, Selector};
+
+    /// An absent device refuses every allocation.
+    #[test]
+    fn memory_that_a_device_does_not_have_is_told_as_such() {
+        let gpu = Gpu::absent(Selector { api: Api::OpenCl, index: 0 }, None);
+        for length in [4, usize::MAX] {
+            let buffer = gpu.unwritten::<f32>(length);
+            let failure = gpu.download(&buffer).expect_err("nothing is there");
+            assert!(failure.is_out_of_memory(), "{failure}");
+        }
+        let other = DeviceFailure { device: String::new(), what: "lost".to_string() };
+        assert!(!other.is_out_of_memory());
+    }
 }
