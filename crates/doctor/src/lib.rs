@@ -1,12 +1,14 @@
 //! What a machine has, read from files the system keeps anyway: no driver is opened and nothing is
 //! linked. `facts.rs` collects it, one file per source; `rules.toml` lists the combinations that
-//! are known not to work, and `rules.rs` applies it; `text.rs` says it all in words.
+//! are known not to work, and `rules.rs` applies it; `cards.toml` has the memory of cards by name,
+//! for plans; `text.rs` says it all in words.
 //!
 //! Every file is read below a root, so that tests can give a recorded machine. Files may be
 //! missing, huge or nonsense: then a fact is unknown, and nothing fails.
 #![expect(clippy::float_arithmetic, reason = "sizes are printed")]
 
 mod amd;
+mod cards;
 mod facts;
 mod nvidia;
 mod python;
@@ -17,6 +19,7 @@ mod tree;
 mod version;
 
 pub use amd::{Card, Link};
+pub use cards::{NamedCard, named_card, named_cards};
 pub use facts::{Facts, Sources, VARIABLES};
 pub use nvidia::Nvidia;
 pub use python::Python;

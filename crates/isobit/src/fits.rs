@@ -4,8 +4,10 @@
 use crate::Failure;
 use crate::backend::{Chosen, open_cpu};
 use crate::failure::failed;
+use crate::overhead;
 use crate::units::size;
 use isobit_autograd::{Offload, Policy};
+use isobit_doctor::NamedCard;
 use isobit_kernels::gpu::{self, Api, Selector};
 use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
@@ -14,7 +16,7 @@ use isobit_models::{Config, ConfigShapes, Shapes, WeightSource, Weights};
 use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::{Adapter, Device, Run};
-use isobit_training::free_memory::free_memory;
+use isobit_training::free_memory::free_memory_beside;
 use isobit_training::plan::{
     MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows, offloaded_memory,
 };
@@ -32,14 +34,47 @@ pub(crate) struct MemoryFit {
     /// None if the run is too large to count: `needed` is then a lower bound.
     pub(crate) plan: Option<MemoryPlan>,
     pub(crate) device: String,
-    /// Bytes that the device must hold.
+    /// Bytes that the device must hold, with those beside the plan.
     pub(crate) needed: u64,
+    /// Bytes beside the plan: of the process on the host, of the driver on a card.
+    pub(crate) overhead: u64,
     /// Whether the run is in the memory of the host.
     pub(crate) on_host: bool,
     /// None if the system does not report it.
     pub(crate) available: Option<Available>,
     /// Host memory beside a card, if anything is offloaded.
     pub(crate) host: Option<HostFit>,
+    /// Whether the device is of a kind that plans were never compared with.
+    pub(crate) is_estimate: bool,
+}
+
+/// What a command line says of devices, in place of what they say of themselves.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Given {
+    /// One for all devices, or one for each.
+    pub(crate) memories: Vec<u64>,
+    /// Cards by name, at their places in the list of devices.
+    pub(crate) cards: Vec<Option<&'static NamedCard>>,
+}
+
+impl Given {
+    pub(crate) fn memory(bytes: Option<u64>) -> Self {
+        Self { memories: bytes.into_iter().collect(), cards: Vec::new() }
+    }
+
+    pub(crate) fn memories(bytes: &[u64]) -> Self {
+        Self { memories: bytes.to_vec(), cards: Vec::new() }
+    }
+
+    /// The memory of the device at a place of the list.
+    fn available(&self, at: usize) -> Option<Available> {
+        let bytes = self.memories.get(at).or(self.memories.first());
+        bytes.map(|bytes| Available { bytes: *bytes, of: "--memory".to_string() })
+    }
+
+    fn card(&self, at: usize) -> Option<&'static NamedCard> {
+        self.cards.get(at).copied().flatten()
+    }
 }
 
 /// The ranks of a run, as a plan sees them.
@@ -84,7 +119,12 @@ pub(crate) struct Available {
 
 /// The free memory of this machine, for each of its ranks.
 pub(crate) fn free(ranks_here: usize) -> Option<Available> {
-    free_memory().map(|free| {
+    free_beside(0, ranks_here)
+}
+
+/// The same for a process that maps so many bytes without using as much memory.
+fn free_beside(mapped: u64, ranks_here: usize) -> Option<Available> {
+    free_memory_beside(mapped).map(|free| {
         let mut available = Available { bytes: free.bytes, of: free.of.to_string() };
         available.share(ranks_here);
         available
@@ -110,11 +150,11 @@ impl MemoryFit {
     }
 
     /// The failure of a run that does not fit.
-    pub(crate) fn refusal(&self, run: &Run, memory: Option<u64>, ranks: Ranks) -> Option<Failure> {
+    pub(crate) fn refusal(&self, run: &Run, given: &Given, ranks: Ranks) -> Option<Failure> {
         if self.fits() != Some(false) {
             return None;
         }
-        let fits = |run: &Run| memory_fit(run, memory, ranks).is_ok_and(|fit| fit.fits() == Some(true));
+        let fits = |run: &Run| memory_fit(run, given, ranks).is_ok_and(|fit| fit.fits() == Some(true));
         if let Some(HostFit { needed, available: Some(available) }) = self.host.as_ref().filter(|host| host.lacks()) {
             let (needed, there, of) = (size(*needed), size(available.bytes), &available.of);
             let what = if ranks.all > 1 { "what this rank keeps on the host" } else { "what this run offloads" };
@@ -170,9 +210,9 @@ pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
 
 /// Refuses a run that does not fit according to the plan, beside the other ranks of this machine.
 /// If no plan can be made, the next step reports why.
-pub(crate) fn check(run: &Run, ranks: Ranks, memory: Option<u64>) -> Result<(), Failure> {
-    let Ok(fit) = memory_fit(run, memory, ranks) else { return Ok(()) };
-    let Some(refusal) = fit.refusal(run, memory, ranks) else { return Ok(()) };
+pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<(), Failure> {
+    let Ok(fit) = memory_fit(run, given, ranks) else { return Ok(()) };
+    let Some(refusal) = fit.refusal(run, given, ranks) else { return Ok(()) };
     Err(with_way_out(refusal))
 }
 
@@ -182,26 +222,32 @@ pub(crate) fn with_way_out(refusal: Failure) -> Failure {
     Failure { hint, ..refusal }
 }
 
-/// Plans a run for its device: one of this machine, or any device if its `memory` is given.
-pub(crate) fn memory_fit(run: &Run, memory: Option<u64>, ranks: Ranks) -> Result<MemoryFit, Failure> {
-    let given = memory.map(|bytes| Available { bytes, of: "--memory".to_string() });
-    let device = planned(&Chosen::of(run)?, given, ranks)?;
+/// Plans a run for its device: one of this machine, or any device whose memory or name is given.
+pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<MemoryFit, Failure> {
+    let device = planned(&Chosen::of(run)?, given, 0, ranks)?;
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
-    let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
-    let least = least_bytes(&model, tokens);
+    let together = evaluated(run).max(run.training.micro_batch_size as usize) as u64;
+    let tokens = together * u64::from(run.training.max_seq_length);
+    let least = least_bytes(&model, u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length));
     let on_host = matches!(device.kind, PlannedDevice::Cpu { .. });
     let bound = device.available.as_ref().map(|available| available.bytes);
     // Offloaded activations are bounded by the memory of the host.
     let bound = bound.filter(|_| on_host || !run.offload.activations).unwrap_or(UNKNOWN_MAX);
+    let Planned { kind, name, mut available, is_here, is_estimate } = device;
     if tokens > TOKENS_MAX || least > bound {
-        let (device, available) = (device.name, device.available);
-        return Ok(MemoryFit { plan: None, device, needed: least, on_host, available, host: None });
+        let (plan, host, overhead, needed) = (None, None, 0, least);
+        return Ok(MemoryFit { plan, device: name, needed, overhead, on_host, available, host, is_estimate });
     }
-    let (needed, plan, host) = match device.kind {
+    let (plan, host, overhead) = match kind {
         PlannedDevice::Cpu { threads } => {
             let cpu = open_cpu(threads, Path::best())?;
             let plan = plan(run, &model, cpu, Offload::NONE, ranks).map_err(|error| failed(&error))?;
-            (plan.bytes_on_host() + plan.bytes_ranks, plan, None)
+            let overhead = overhead::of_process(run, model.vocabulary, threads, plan.bytes_on_host() as u64);
+            if given.memories.is_empty() {
+                let mapped = overhead::of_address_space(run, threads).saturating_add(plan.bytes_save as u64);
+                available = free_beside(mapped, ranks.here);
+            }
+            (plan, None, overhead)
         }
         PlannedDevice::Gpu { selector, architectures } => {
             let absent = architectures.into_iter().map(|known| Gpu::absent(selector, known));
@@ -209,12 +255,14 @@ pub(crate) fn memory_fit(run: &Run, memory: Option<u64>, ranks: Ranks) -> Result
             let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>().map_err(|error| failed(&error))?;
             let largest = plans.into_iter().max_by_key(|plan| plan.bytes_peak);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
-            let host = HostFit::of(&plan, run.offload, ranks, device.is_here);
-            (plan.bytes_peak, plan, host)
+            let host = HostFit::of(&plan, run.offload, ranks, is_here);
+            let overhead = overhead::of_driver(selector.api, &plan);
+            (plan, host, overhead)
         }
     };
-    let (device, available) = (device.name, device.available);
-    Ok(MemoryFit { plan: Some(plan), device, needed: needed as u64, on_host, available, host })
+    let counted = if on_host { plan.bytes_on_host() + plan.bytes_ranks } else { plan.bytes_peak };
+    let needed = counted as u64 + overhead;
+    Ok(MemoryFit { plan: Some(plan), device: name, needed, overhead, on_host, available, host, is_estimate })
 }
 
 /// What a plan needs to know about a device. No device is opened: that takes longer than the plan.
@@ -224,6 +272,8 @@ pub(crate) struct Planned {
     pub(crate) available: Option<Available>,
     /// Whether it is in this machine.
     pub(crate) is_here: bool,
+    /// Whether plans were never compared with the memory of such a device.
+    pub(crate) is_estimate: bool,
 }
 
 pub(crate) enum PlannedDevice {
@@ -237,17 +287,22 @@ pub(crate) enum PlannedDevice {
     },
 }
 
-pub(crate) fn planned(chosen: &Chosen, given: Option<Available>, ranks: Ranks) -> Result<Planned, Failure> {
+/// The device at a place of the list.
+pub(crate) fn planned(chosen: &Chosen, given: &Given, at: usize, ranks: Ranks) -> Result<Planned, Failure> {
     let selector = match *chosen {
         Chosen::Cpu { threads } => {
-            let (name, available) = ("the CPU".to_string(), given.or_else(|| free(ranks.here)));
-            return Ok(Planned { kind: PlannedDevice::Cpu { threads }, name, available, is_here: true });
+            let (name, available) = ("the CPU".to_string(), given.available(at).or_else(|| free(ranks.here)));
+            let kind = PlannedDevice::Cpu { threads };
+            return Ok(Planned { kind, name, available, is_here: true, is_estimate: false });
         }
         Chosen::Gpu(selector) => selector,
     };
+    if let Some(card) = given.card(at) {
+        return Ok(named(card, selector, given, at));
+    }
     let listed = gpu::list(selector.api).map(|all| all.into_iter().nth(selector.index));
     let is_here = matches!(listed, Ok(Some(_)));
-    let (name, architectures, available) = match (listed, given) {
+    let (name, architectures, available) = match (listed, given.available(at)) {
         (Ok(Some(listing)), given) => {
             let memory = (listing.memory > 0).then_some(Available { bytes: listing.memory, of: listing.name });
             (selector.to_string(), vec![listing.architecture], given.or(memory))
@@ -258,12 +313,28 @@ pub(crate) fn planned(chosen: &Chosen, given: Option<Available>, ranks: Ranks) -
         }
         (listed, None) => {
             let why = listed.err().unwrap_or_else(|| "there is no such device".to_string());
-            let hint =
-                "give `--memory GIB` to plan for a device that is not here; `isobit devices` lists those that are";
+            let hint = "name the card (`--device mi50`), or give `--memory GIB`, to plan for one that is not here; \
+                        `isobit devices` lists those that are";
             return Err(Failure::device(format!("{selector}: {why}"), hint));
         }
     };
-    Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available, is_here })
+    // NVIDIA's driver was measured on one card; others differ by what their context takes.
+    let is_estimate = selector.api != Api::Cuda;
+    Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available, is_here, is_estimate })
+}
+
+/// A card that need not be in this machine.
+fn named(card: &NamedCard, selector: Selector, given: &Given, at: usize) -> Planned {
+    // Two cards of a list have a memory each.
+    let name = if given.cards.len() > 1 { format!("{} {}", card.name, at + 1) } else { card.name.clone() };
+    let available = given.available(at).unwrap_or_else(|| Available { bytes: card.memory, of: card.title.clone() });
+    Planned {
+        kind: PlannedDevice::Gpu { selector, architectures: vec![card.compute] },
+        name,
+        available: Some(available),
+        is_here: false,
+        is_estimate: !card.measured,
+    }
 }
 
 /// The worst case of a config: every row of maximum length.
@@ -282,8 +353,14 @@ fn plan<L: MemoryLayout>(
     let step = StepSettings { gradient_groups: peak.groups, ..step };
     let row = longest_rows(1, settings.positions);
     let rows = vec![&row[0]; peak.rows];
-    let planned = PlannedUpdate { step: &step, rows: &rows, waiting: peak.waiting, offload, ranks: ranks.all };
+    let (waiting, evaluated, ranks) = (peak.waiting, evaluated(run), ranks.all);
+    let planned = PlannedUpdate { step: &step, rows: &rows, waiting, evaluated, offload, ranks };
     with_shapes(run, model, |source| offloaded_memory(like, model, source, &settings, &planned))
+}
+
+/// Rows that a run evaluates at once.
+pub(crate) fn evaluated(run: &Run) -> usize {
+    if run.has_eval() { run.eval.micro_batch_size as usize } else { 0 }
 }
 
 /// How a run builds its model.

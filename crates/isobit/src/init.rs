@@ -95,7 +95,7 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
         let mut split = Split { micro_batch_size, recomputation, why: String::new() };
         let settled = config::parse("the config", &written(&split), &[]);
         let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
-        let fit = fits::memory_fit(&run, memory, fits::Ranks::ALONE)?;
+        let fit = fits::memory_fit(&run, &fits::Given::memory(memory), fits::Ranks::ALONE)?;
         let needed = size(fit.needed);
         let rows = format!(
             "{micro_batch_size} {} at a time, checkpointing {}",

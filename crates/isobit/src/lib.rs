@@ -3,6 +3,7 @@
 #![expect(clippy::float_arithmetic, reason = "rates are printed")]
 
 mod adapter;
+mod advice;
 mod backend;
 mod bench;
 mod chat;
@@ -22,6 +23,7 @@ mod init;
 mod input;
 mod model;
 mod models;
+mod overhead;
 mod plan;
 mod progress;
 mod ranks;
@@ -39,7 +41,7 @@ pub use exit_codes::EXIT_CODES;
 use clap::{CommandFactory, Parser, Subcommand};
 use isobit_kernels::float_state;
 use isobit_kernels::gpu::hip;
-use isobit_training::signal;
+use isobit_training::{memory, signal};
 use std::ffi::OsString;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -108,6 +110,7 @@ fn float_state_changed() -> bool {
 pub fn main() -> ExitCode {
     // A preloaded library may have changed the rounding mode of this process.
     FLOAT_STATE_CHANGED.store(float_state::restore(), Ordering::Relaxed);
+    memory::return_freed_blocks();
     signal::ignore_file_size_limit();
     if let Some(code) = hip::start(|name| std::env::var_os(name)) {
         return code;

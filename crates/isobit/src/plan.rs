@@ -2,15 +2,17 @@
 //! on the counting backend, with rows as long as the config allows. Exit code 4 if it does not fit.
 
 use crate::Failure;
+use crate::advice::{self, Shown};
 use crate::failure::failed;
-use crate::fits::{Available, HostFit, MemoryFit, Ranks, memory_fit, weights};
+use crate::fits::{Available, Given, HostFit, MemoryFit, Ranks, memory_fit, weights};
 use crate::model;
 use crate::split::{SplitFit, layers, split_fit};
 use crate::stderr::tell;
 use crate::units::size;
+use isobit_doctor::{NamedCard, named_card, named_cards};
 use isobit_models::Part;
 use isobit_training::config::{self, Run};
-use isobit_training::plan::{Item, MemoryPlan};
+use isobit_training::plan::{Item, MemoryPlan, PeakOfUpdate};
 use isobit_training::prepare::{RunError, model_config};
 use std::io::Write;
 use std::path::PathBuf;
@@ -22,12 +24,13 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.micro_batch_size=1`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto; a list
-    /// divides the layers: cuda:0,cpu. With `--memory` they need not be in this machine
+    /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto, or a card
+    /// by name, which need not be in this machine: mi50, mi50-32, rtx4090, a100-80; a list divides
+    /// the layers: cuda:0,cpu
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Memory of the device in GiB, to plan for another machine; one number for each device of a
-    /// list, or one for all; default: the memory of this machine
+    /// list, or one for all; default: the memory of this machine, or of the card that is named
     #[arg(long, value_name = "GIB", value_parser = gibibytes, value_delimiter = ',')]
     memory: Vec<u64>,
     /// Plan for one of so many ranks, each on a machine of its own; default: as many as
@@ -50,14 +53,16 @@ pub(crate) fn gibibytes(text: &str) -> Result<u64, String> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let (device, cards) = arguments.device.as_deref().map_or(Ok((None, Vec::new())), devices)?;
     let mut overrides = arguments.overrides.clone();
-    overrides.extend(arguments.device.iter().map(|device| format!("device={device}")));
+    overrides.extend(device.iter().map(|device| format!("device={device}")));
     let settled = config::read(&arguments.config, &overrides);
     let mut run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
     run.base_model = model::located(&run.base_model);
+    let given = Given { memories: arguments.memory.clone(), cards };
     if arguments.device.is_some() || run.devices_by_rank.is_empty() {
         let ranks = Ranks { all: arguments.ranks.unwrap_or(1) as usize, ..Ranks::ALONE };
-        return planned(&run, arguments, ranks);
+        return planned(&run, arguments, &given, ranks);
     }
     let all = run.devices_by_rank.len();
     if arguments.ranks.is_some_and(|ranks| ranks as usize != all) {
@@ -76,31 +81,73 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             tell(&format!("{} {}:", if same.len() == 1 { "rank" } else { "each of ranks" }, same.join(", ")));
         }
         let of_rank = Run { devices: devices.clone(), ..run.clone() };
-        answer = planned(&of_rank, arguments, Ranks { all, ..Ranks::ALONE }).and(answer);
+        answer = planned(&of_rank, arguments, &given, Ranks { all, ..Ranks::ALONE }).and(answer);
     }
     answer
 }
 
+/// The list of devices as a config would have it, and which of them are cards by name.
+type Listed = (Option<String>, Vec<Option<&'static NamedCard>>);
+
+fn devices(list: &str) -> Result<Listed, Failure> {
+    let names: Vec<&str> = list.split(',').map(str::trim).collect();
+    let cards: Vec<Option<&NamedCard>> = names.iter().map(|name| named_card(name)).collect();
+    let is_known = |name: &str| name.contains(':') || ["cpu", "auto"].contains(&name);
+    if let Some(unknown) = names.iter().zip(&cards).find(|(name, card)| card.is_none() && !is_known(name)) {
+        let known: Vec<&str> = named_cards().iter().map(|card| card.name.as_str()).collect();
+        let hint = format!("cpu, opencl:0, cuda:0, hip:0, auto, or one of these cards: {}", known.join(", "));
+        return Err(Failure::usage(format!("`{}` is not a device", unknown.0), hint));
+    }
+    // A card by name stands for one that no other entry of the list names.
+    let named = |(at, (name, card)): (usize, (&&str, &Option<&NamedCard>))| {
+        card.map_or((*name).to_string(), |card| format!("{}:{}", card.api.name(), FIRST_NAMED + at))
+    };
+    let selectors: Vec<String> = names.iter().zip(&cards).enumerate().map(named).collect();
+    Ok((Some(selectors.join(",")), cards))
+}
+
+/// Device numbers that no machine has.
+const FIRST_NAMED: usize = 1000;
+
 /// Plans for one rank, or for the only process.
-fn planned(run: &Run, arguments: &Arguments, ranks: Ranks) -> Result<(), Failure> {
+fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<(), Failure> {
     let refusal = if run.devices.len() > 1 {
-        let fit = split_fit(run, &arguments.memory, ranks)?;
+        let fit = split_fit(run, given, ranks)?;
         tell_unused(run)?;
-        print_split(&fit, arguments).map_err(|error| Failure::output(&error))?;
-        fit.refusal(run, &arguments.memory, ranks)
-    } else {
-        let [memory] = match arguments.memory[..] {
-            [] => [None],
-            [bytes] => [Some(bytes)],
-            _ => return Err(Failure::usage("several memories are given for one device", "give one: --memory 32")),
+        let need = |fit: &SplitFit| {
+            let bytes = fit.pools.iter().map(|pool| pool.needed).sum();
+            advice::Need { bytes, fits: fit.fits(), work_per_row: 0 }
         };
-        let fit = memory_fit(run, memory, ranks)?;
+        let advice = advice::of(run, need(&fit), |run| split_fit(run, given, ranks).ok().as_ref().map(need));
+        let advice = advice::Shown { all: &advice, run };
+        print_split(&fit, &advice, arguments).map_err(|error| Failure::output(&error))?;
+        fit.refusal(run, given, ranks)
+    } else {
+        if given.memories.len() > 1 {
+            return Err(Failure::usage("several memories are given for one device", "give one: --memory 32"));
+        }
+        let fit = memory_fit(run, given, ranks)?;
         tell_unused(run)?;
-        print(&fit, arguments).map_err(|error| Failure::output(&error))?;
-        fit.refusal(run, memory, ranks)
+        let advice = advice::of(run, need(run, &fit), |run| {
+            let fit = memory_fit(run, given, ranks).ok()?;
+            Some(need(run, &fit))
+        });
+        let advice = advice::Shown { all: &advice, run };
+        print(&fit, &advice, arguments).map_err(|error| Failure::output(&error))?;
+        fit.refusal(run, given, ranks)
     };
     // The printed result already says that it does not fit.
     refusal.map_or(Ok(()), |refusal| Err(refusal.told()))
+}
+
+fn need(run: &Run, fit: &MemoryFit) -> advice::Need {
+    let rows = PeakOfUpdate::new(
+        run.rows_per_update() as usize,
+        run.training.gradient_groups as usize,
+        run.training.micro_batch_size as usize,
+    );
+    let work = fit.plan.iter().flat_map(|plan| plan.work.values()).map(|work| work.multiply_adds).sum::<u64>();
+    advice::Need { bytes: fit.needed, fits: fit.fits(), work_per_row: work / rows.rows.max(1) as u64 }
 }
 
 /// Warns about model tensors that a run would not use.
@@ -116,10 +163,10 @@ fn tell_unused(run: &Run) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
+fn print(fit: &MemoryFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        writeln!(out, "{}", json(fit, arguments.explain))?;
+        writeln!(out, "{}", json(fit, advice, arguments.explain))?;
         return out.flush();
     }
     if let Some(plan) = &fit.plan {
@@ -129,6 +176,8 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
         for (name, bytes, when) in moments(plan, fit.on_host) {
             writeln!(out, "{name:<12} {:>12}  {when}", size(bytes as u64))?;
         }
+        let (name, what) = beside(fit.on_host);
+        writeln!(out, "{name:<12} {:>12}  {what}", size(fit.overhead))?;
         print_host(&mut out, plan, "")?;
     }
     let least = if fit.plan.is_none() { "at least " } else { "" };
@@ -155,10 +204,25 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
             None => writeln!(out, "{needed} needed on the host; how much it has is unknown")?,
         }
     }
+    if fit.is_estimate {
+        writeln!(out, "{ESTIMATE}")?;
+    }
+    advice.print(&mut out, fit.fits())?;
     if let (true, Some(plan)) = (arguments.explain, &fit.plan) {
         explain(&mut out, plan)?;
     }
     out.flush()
+}
+
+const ESTIMATE: &str = "an estimate: no plan was compared with the driver's figure on a card of this kind";
+
+/// The name of what is needed beside the plan, and what it is.
+fn beside(on_host: bool) -> (&'static str, &'static str) {
+    if on_host {
+        ("process", "beside buffers: the program, its threads, the tokenised data")
+    } else {
+        ("driver", "beside buffers: the driver's context, and gaps that its pool cannot use")
+    }
 }
 
 /// What is offloaded to host memory, by item.
@@ -177,10 +241,10 @@ fn print_host(out: &mut impl Write, plan: &MemoryPlan, margin: &str) -> std::io:
 }
 
 /// Device after device, then what they need together.
-fn print_split(fit: &SplitFit, arguments: &Arguments) -> std::io::Result<()> {
+fn print_split(fit: &SplitFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        writeln!(out, "{}", split_json(fit, arguments.explain))?;
+        writeln!(out, "{}", split_json(fit, advice, arguments.explain))?;
         return out.flush();
     }
     for (stage, part) in fit.stages.iter().zip(&fit.split.parts) {
@@ -215,6 +279,10 @@ fn print_split(fit: &SplitFit, arguments: &Arguments) -> std::io::Result<()> {
         Some(false) => writeln!(out, "does not fit as {}", fit.counts())?,
         None => writeln!(out, "divided into {}", fit.counts())?,
     }
+    if fit.is_estimate {
+        writeln!(out, "{ESTIMATE}")?;
+    }
+    advice.print(&mut out, fit.fits())?;
     out.flush()
 }
 
@@ -223,7 +291,7 @@ fn in_flight(fit: &SplitFit, part: &Part) -> usize {
     fit.split.parts.iter().filter(|other| other.layers.start >= part.layers.start).count()
 }
 
-fn split_json(fit: &SplitFit, explained: bool) -> serde_json::Value {
+fn split_json(fit: &SplitFit, advice: &Shown<'_>, explained: bool) -> serde_json::Value {
     let stages = fit.stages.iter().zip(&fit.split.parts).map(|(stage, part)| {
         let mut value = serde_json::json!({
             "device": stage.device, "first_layer": part.layers.start, "layers": part.layers.len(),
@@ -245,6 +313,7 @@ fn split_json(fit: &SplitFit, explained: bool) -> serde_json::Value {
     serde_json::json!({
         "schema": "isobit.plan/1", "device": fit.split.name(), "devices": stages.collect::<Vec<_>>(),
         "memories": pools.collect::<Vec<_>>(), "transfer_host_bytes": fit.bytes_transfer, "fits": fit.fits(),
+        "estimate": fit.is_estimate, "suggestions": advice.json(),
     })
 }
 
@@ -298,10 +367,13 @@ fn explain(out: &mut impl Write, plan: &MemoryPlan) -> std::io::Result<()> {
     Ok(())
 }
 
-fn json(fit: &MemoryFit, explained: bool) -> serde_json::Value {
+fn json(fit: &MemoryFit, advice: &Shown<'_>, explained: bool) -> serde_json::Value {
     let mut value = serde_json::json!({"schema": "isobit.plan/1", "device": fit.device});
     if let Some(plan) = &fit.plan {
         put_plan(&mut value, plan);
+    }
+    if fit.plan.is_some() {
+        value[format!("{}_bytes", beside(fit.on_host).0)] = fit.overhead.into();
     }
     value["needed_bytes"] = fit.needed.into();
     value["available_bytes"] = fit.available.as_ref().map(|available| available.bytes).into();
@@ -311,6 +383,8 @@ fn json(fit: &MemoryFit, explained: bool) -> serde_json::Value {
         value["host_available_bytes"] = host.available.as_ref().map(|available| available.bytes).into();
     }
     value["fits"] = fit.fits().into();
+    value["estimate"] = fit.is_estimate.into();
+    value["suggestions"] = advice.json();
     if let (true, Some(plan)) = (explained, &fit.plan) {
         explain_json(&mut value, plan);
     }

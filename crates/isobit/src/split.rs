@@ -4,7 +4,8 @@
 use crate::Failure;
 use crate::backend::{Chosen, Opening, open_cpu};
 use crate::failure::failed;
-use crate::fits::{self, Available, Planned, PlannedDevice, Ranks};
+use crate::fits::{self, Available, Given, Planned, PlannedDevice, Ranks};
+use crate::overhead;
 use crate::units::size;
 use isobit_autograd::Offload;
 use isobit_kernels::plan::MemoryLayout;
@@ -100,6 +101,8 @@ pub(crate) struct SplitFit {
     pub(crate) pools: Vec<Pool>,
     /// Activations and gradients on their way, on the host.
     pub(crate) bytes_transfer: u64,
+    /// Whether plans were never compared with the memory of one of the devices.
+    pub(crate) is_estimate: bool,
 }
 
 pub(crate) struct StageFit {
@@ -137,7 +140,7 @@ impl SplitFit {
     }
 
     /// The failure of a run that does not fit.
-    pub(crate) fn refusal(&self, run: &Run, memories: &[u64], ranks: Ranks) -> Option<Failure> {
+    pub(crate) fn refusal(&self, run: &Run, given: &Given, ranks: Ranks) -> Option<Failure> {
         let short = self.pools.iter().filter(|pool| pool.missing().is_some()).map(|pool| {
             let available = pool.available.as_ref().map_or(0, |available| available.bytes);
             format!("{} needs {} of {}", pool.name, size(pool.needed), size(available))
@@ -147,7 +150,7 @@ impl SplitFit {
             return None;
         }
         let message = format!("this run does not fit as {}: {}", self.counts(), short.join(", "));
-        let fits = |run: &Run| split_fit(run, memories, ranks).is_ok_and(|fit| fit.fits() == Some(true));
+        let fits = |run: &Run| split_fit(run, given, ranks).is_ok_and(|fit| fit.fits() == Some(true));
         Some(Failure { code: 4, message, hint: Some(fits::hint(run, fits)) })
     }
 
@@ -158,19 +161,14 @@ impl SplitFit {
     }
 }
 
-/// Plans a run for its list of devices. `memories`: one for each, or one for all, to plan for
-/// devices that are not here.
-pub(crate) fn split_fit(run: &Run, memories: &[u64], ranks: Ranks) -> Result<SplitFit, Failure> {
+/// Plans a run for its list of devices. What is `given` of them need not be in this machine.
+pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitFit, Failure> {
     let devices = Chosen::all_of(run)?;
-    if memories.len() > 1 && memories.len() != devices.len() {
-        let message = format!("{} memories are given for {} devices", memories.len(), devices.len());
+    if given.memories.len() > 1 && given.memories.len() != devices.len() {
+        let message = format!("{} memories are given for {} devices", given.memories.len(), devices.len());
         return Err(Failure::usage(message, "give one for each device: --memory 32,32"));
     }
-    let given = |at: usize| {
-        let bytes = memories.get(at).or(memories.first());
-        bytes.map(|bytes| Available { bytes: *bytes, of: "--memory".to_string() })
-    };
-    let planned = devices.iter().enumerate().map(|(at, device)| fits::planned(device, given(at), ranks));
+    let planned = devices.iter().enumerate().map(|(at, device)| fits::planned(device, given, at, ranks));
     let planned = planned.collect::<Result<Vec<_>, _>>()?;
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let counts = counts(&run.device_layers, devices.len(), &model)?;
@@ -188,7 +186,8 @@ pub(crate) fn split_fit(run: &Run, memories: &[u64], ranks: Ranks) -> Result<Spl
     let (counts, stages, pools) = fit.map_err(|error| failed(&error))?;
     let parts = Part::divide(&model, &counts);
     let bytes_transfer = transfer(&model, tokens, devices.len());
-    Ok(SplitFit { split: Split { devices, parts }, stages, pools, bytes_transfer })
+    let is_estimate = planned.iter().any(|device| device.is_estimate);
+    Ok(SplitFit { split: Split { devices, parts }, stages, pools, bytes_transfer, is_estimate })
 }
 
 /// Every link holds a message for each device of the list at most, in each direction.
@@ -285,6 +284,7 @@ impl Plans<'_> {
             rows: &vec![&row[0]; peak.rows],
             group_rows,
             waiting: peak.waiting,
+            evaluated: fits::evaluated(self.run),
             offload,
             ranks: self.ranks.all,
         };
@@ -344,13 +344,14 @@ impl Plans<'_> {
                 pool.stages.iter().map(|at| bytes(&stages[*at].plan)).sum()
             };
             let step = sum(|plan| plan.bytes_peak) as u64;
-            let on_host = matches!(self.planned[pool.stages[0]].kind, PlannedDevice::Cpu { .. });
-            pool.needed = if on_host {
+            pool.needed = if let PlannedDevice::Gpu { selector, .. } = &self.planned[pool.stages[0]].kind {
+                let beside = pool.stages.iter().map(|at| overhead::of_driver(selector.api, &stages[*at].plan));
+                step + beside.sum::<u64>()
+            } else {
                 let transfer = transfer(self.model, tokens, self.planned.len());
                 let save = sum(|plan| plan.bytes_between_steps) + saved;
-                (step + transfer).max(save as u64).max(sum(|plan| plan.bytes_resume) as u64)
-            } else {
-                step
+                let counted = (step + transfer).max(save as u64).max(sum(|plan| plan.bytes_resume) as u64);
+                counted + overhead::of_process(self.run, self.model.vocabulary, self.planned.len(), counted)
             };
         }
         self.add_host(&mut pools, stages);

@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::ending;
 use crate::failure::failed;
-use crate::fits::{self, Ranks};
+use crate::fits::{self, Given, Ranks};
 use crate::model;
 use crate::plan::gibibytes;
 use crate::progress::Console;
@@ -16,6 +16,7 @@ use crate::stderr::tell;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
+use isobit_proof::Manifest;
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, prepare, step_settings};
@@ -226,15 +227,16 @@ impl Devices {
                 return Err(no_card());
             }
             if planned {
-                fits::check(run, ranks, memories.first().copied())?;
+                fits::check(run, ranks, &Given::memories(memories))?;
             }
             return Ok(Self::One(chosen));
         }
         if !planned {
             return Ok(Self::Several(Split::unplanned(run)?));
         }
-        let fit = split_fit(run, memories, ranks)?;
-        match fit.refusal(run, memories, ranks) {
+        let given = Given::memories(memories);
+        let fit = split_fit(run, &given, ranks)?;
+        match fit.refusal(run, &given, ranks) {
             None => Ok(Self::Several(fit.split)),
             Some(refusal) => Err(fits::with_way_out(refusal)),
         }
@@ -265,6 +267,17 @@ pub(crate) fn no_card() -> Failure {
 
 /// Warnings, printed even by a quiet run.
 fn warn(prepared: &Prepared) {
+    if let Some(folder) = prepared.start.as_deref().and_then(Path::parent)
+        && let Some(made_on) = Manifest::check(folder).ok().flatten().and_then(|manifest| manifest.base)
+        && made_on.to_string() != prepared.identity.base
+    {
+        let base = prepared.run.base_model.display();
+        let [made_on, found] = [made_on.to_string(), prepared.identity.base.clone()].map(|hash| hash[..16].to_string());
+        tell(&format!(
+            "warning: `adapter.resume_from`: the adapter was trained on a different base: its digest is {made_on}, \
+             that of {base} is {found} (config and weights)"
+        ));
+    }
     if let Some(note) = prepared.weights.unused_note() {
         tell(&format!("warning: {note}"));
     }

@@ -13,11 +13,17 @@ pub struct FreeMemory {
 
 /// None if the system does not report it.
 pub fn free_memory() -> Option<FreeMemory> {
+    free_memory_beside(0)
+}
+
+/// The same for a process that takes `mapped` bytes of address space without using as much memory:
+/// files that it maps, and what its allocator reserves. Only `ulimit -v` counts them.
+pub fn free_memory_beside(mapped: u64) -> Option<FreeMemory> {
     let free = |of| move |bytes| FreeMemory { bytes, of };
     let all = [
         available(&text("/proc/meminfo")).map(free("available memory of the system")),
         group(Path::new("/sys/fs/cgroup"), &text("/proc/self/cgroup")).map(free("limit of the control group")),
-        address_space().map(free("`ulimit -v`")),
+        address_space().map(|bytes| bytes.saturating_sub(mapped)).map(free("`ulimit -v`")),
     ];
     all.into_iter().flatten().min_by_key(|free| free.bytes)
 }

@@ -28,6 +28,21 @@ thread_local! {
     static LAST_WORDS: Cell<*const str> = const { Cell::new(std::ptr::from_ref("")) };
 }
 
+/// Blocks from this size on are mappings of their own, which go back to the system when they are
+/// freed. Left alone, glibc raises the limit to 32 MiB as blocks are freed, and keeps up to a
+/// seventh more than a plan counts. The mappings cost about a hundredth of the time of a step.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MAPPED_BYTES_MIN: i32 = 128 << 10;
+
+/// Makes the allocator return freed blocks, so that a process takes what its plan says.
+pub fn return_freed_blocks() {
+    // SAFETY: sets a parameter of the allocator; called before other threads exist.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
+    }
+}
+
 /// Runs `work` with at most `bytes` more than this thread holds now. If that is not enough and
 /// [`Limited`] is the allocator, the process prints `last_words` to standard error and ends with
 /// exit code 8.

@@ -124,7 +124,7 @@ pub fn memory<L: MemoryLayout>(
     rows: &[&Row],
     waiting: usize,
 ) -> Result<MemoryPlan, RunError> {
-    let planned = PlannedUpdate { step, rows, waiting, offload: Offload::NONE, ranks: 1 };
+    let planned = PlannedUpdate { step, rows, waiting, evaluated: 0, offload: Offload::NONE, ranks: 1 };
     offloaded_memory(like, model, source, settings, &planned)
 }
 
@@ -134,6 +134,8 @@ pub struct PlannedUpdate<'a> {
     pub rows: &'a [&'a Row],
     /// Gradients of other groups that exist meanwhile.
     pub waiting: usize,
+    /// Rows that are evaluated at once; zero if the run does not evaluate.
+    pub evaluated: usize,
     pub offload: Offload,
     /// Processes that share the groups of an update.
     pub ranks: usize,
@@ -147,16 +149,14 @@ pub fn offloaded_memory<L: MemoryLayout>(
     settings: &Settings,
     planned: &PlannedUpdate<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let PlannedUpdate { step, rows, waiting, offload, ranks } = *planned;
+    let PlannedUpdate { step, rows, waiting, evaluated, offload, ranks } = *planned;
     let backend = Counting::new(like);
     let built = build_whole(&backend, model, source, settings, offload)?;
     let with_moments = ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
-    let plan = counted(&backend, trainer, |trainer| trainer, step, rows, waiting)?;
-    Ok(MemoryPlan {
-        bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, step.gradient_groups, !with_moments),
-        ..plan
-    })
+    let update = Counted { step, rows, waiting, evaluated };
+    let plan = counted(&backend, trainer, |trainer| trainer, &update)?;
+    Ok(MemoryPlan { bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, step.gradient_groups, !with_moments), ..plan })
 }
 
 /// One device of a list.
@@ -174,6 +174,8 @@ pub struct PlannedStage<'a> {
     pub group_rows: usize,
     /// Gradients of other groups that exist meanwhile.
     pub waiting: usize,
+    /// Rows that are evaluated at once; zero if the run does not evaluate.
+    pub evaluated: usize,
     pub offload: Offload,
     /// Processes that share the groups of an update.
     pub ranks: usize,
@@ -192,7 +194,8 @@ pub fn stage_memory<L: MemoryLayout>(
     let with_moments = stage.ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
-    let mut plan = counted(&backend, trainer, alone, step, rows, stage.waiting)?;
+    let update = Counted { step, rows, waiting: stage.waiting, evaluated: stage.evaluated };
+    let mut plan = counted(&backend, trainer, alone, &update)?;
     plan.bytes_ranks = ranks::host_bytes(plan.trained_count, stage.ranks, step.gradient_groups, !with_moments);
     // The batches of a group stay until it is done; those of rows that were not counted are added.
     let before = backend.bytes();
@@ -206,15 +209,22 @@ pub fn stage_memory<L: MemoryLayout>(
     Ok(plan)
 }
 
-/// Counts two steps of an engine around `trainer`.
+/// What is counted of a run.
+struct Counted<'a> {
+    step: &'a StepSettings,
+    rows: &'a [&'a Row],
+    waiting: usize,
+    evaluated: usize,
+}
+
+/// Counts two steps of an engine around `trainer`, and one after an evaluation.
 fn counted<L: MemoryLayout, E: Engine>(
     backend: &Counting<L>,
     trainer: Trainer<Counting<L>>,
     engine: impl FnOnce(Trainer<Counting<L>>) -> E,
-    step: &StepSettings,
-    rows: &[&Row],
-    waiting: usize,
+    update: &Counted<'_>,
 ) -> Result<MemoryPlan, RunError> {
+    let Counted { step, rows, waiting, evaluated } = *update;
     let lengths = || trainer.tensors().iter().map(TrainedTensor::length);
     let (trained_count, largest) = (lengths().sum::<usize>(), lengths().max().unwrap_or(0));
     let on_device = |parameter: &Parameter<_>| match parameter.value {
@@ -230,8 +240,14 @@ fn counted<L: MemoryLayout, E: Engine>(
     let before = backend.work();
     // The second step reuses the buffers of the first, as all later steps do.
     engine.step(rows, 2, 0.0, step)?;
-    let holdings = backend.held_at_peak();
+    let work = since(&before, backend.work());
     drop(waiting);
+    if evaluated > 0 {
+        let evaluated_rows = vec![rows[0]; evaluated];
+        engine.evaluate_rows(&evaluated_rows, 0..evaluated, step.profile, evaluated)?;
+        engine.step(rows, 3, 0.0, step)?;
+    }
+    let holdings = backend.held_at_peak();
     Ok(MemoryPlan {
         host_items: items(&backend.host_held_at_peak(), 0),
         host_bytes_peak: backend.host_bytes_peak(),
@@ -244,7 +260,7 @@ fn counted<L: MemoryLayout, E: Engine>(
         bytes_resume: bytes_built + largest * size_of::<f32>(),
         trained_count,
         holdings,
-        work: since(&before, backend.work()),
+        work,
     })
 }
 

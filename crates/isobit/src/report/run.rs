@@ -5,7 +5,7 @@ use super::metrics::Curves;
 use crate::Failure;
 use crate::diff;
 use crate::ending;
-use crate::fits::{Ranks, memory_fit};
+use crate::fits::{Given, Ranks, memory_fit};
 use crate::model;
 use crate::split::split_fit;
 use isobit_training::checkpoint::{FINAL, RESOLVED};
@@ -93,10 +93,10 @@ pub(super) fn planned(run: &Run) -> Result<Vec<DeviceMemory>, Failure> {
     let mut run = run.clone();
     run.base_model = model::located(&run.base_model);
     if run.devices.len() > 1 {
-        let fit = split_fit(&run, &[MEMORY], Ranks::ALONE)?;
+        let fit = split_fit(&run, &Given::memory(Some(MEMORY)), Ranks::ALONE)?;
         return Ok(fit.stages.iter().map(|stage| DeviceMemory::of(&stage.device, &stage.plan)).collect());
     }
-    let fit = memory_fit(&run, Some(MEMORY), Ranks::ALONE)?;
+    let fit = memory_fit(&run, &Given::memory(Some(MEMORY)), Ranks::ALONE)?;
     Ok(fit.plan.iter().map(|plan| DeviceMemory::of(&fit.device, plan)).collect())
 }
 

@@ -1,7 +1,7 @@
 //! `adapter.resume_from`: a run that starts from an adapter. What it starts from is part of what
 //! the run is; runs that start from nothing are what they were.
 
-use crate::model_folder::{Folder, Shape};
+use crate::model_folder::{Folder, Shape, config_json, weights};
 
 /// The first update of a warm-up has a learning rate of zero, so a run of one ends with the adapter
 /// it began with; a longer one goes on from there.
@@ -58,4 +58,18 @@ fn an_adapter_that_the_config_does_not_describe_is_refused() {
     bytes[last] ^= 1;
     std::fs::write(&path, bytes).expect("written");
     refused(&[from], 8, &["adapter_model.safetensors"]);
+}
+
+/// As `generate` warns: the run goes on, since somebody may want that.
+#[test]
+fn an_adapter_of_other_weights_is_told() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("first", &["max_steps=1"]);
+    let from = ["max_steps=1", "adapter.resume_from=first"];
+    let warning = "`adapter.resume_from`: the adapter was trained on a different base";
+    assert!(!folder.train("same", &from).err.contains(warning));
+    let mut tensors = weights(folder.shape, 1);
+    tensors[0].2[9] = 0.5;
+    folder.put_model("model", &config_json(folder.shape), &tensors);
+    folder.train("other", &from).says(0, &[warning]);
 }

@@ -113,9 +113,76 @@ fn devices_that_are_not_here_need_their_memory_only() {
         let line = format!("80.00 GiB available on {device}, which is not in this machine (--memory)");
         assert!(ran.out.contains("\nfits: ") && ran.out.contains(&line), "{}", ran.out);
         folder.run(&[&plan[..], &["--memory", "0.0001"]].concat()).says(4, &["this run needs", device]);
-        folder.run(&plan).says(6, &[device, "hint: give `--memory GIB`"]);
+        folder.run(&plan).says(6, &[device, "or give `--memory GIB`"]);
     }
-    folder.run(&["plan", "config.toml", "--device", "abacus"]).says(2, &["abacus", "not a device"]);
+}
+
+/// By name, as people write them; the memory is that of the card unless it is given.
+#[test]
+fn cards_by_name_need_not_be_here() {
+    let folder = Folder::new(Shape::TINY);
+    let plan = |device: &str, more: &[&str]| folder.run(&[&["plan", "config.toml", "--device", device], more].concat());
+    for (device, line) in [
+        ("mi50", "15.98 GiB available on mi50 (AMD Instinct MI50, 16 GB)"),
+        ("AMD Instinct MI50 32GB", "31.98 GiB available on mi50-32 (AMD Instinct MI50, 32 GB)"),
+        ("RTX 4090", "available on rtx4090 (NVIDIA GeForce RTX 4090, 24 GB)"),
+    ] {
+        let ran = plan(device, &[]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        assert!(ran.out.contains(line) && ran.out.contains("an estimate: "), "{line} in {}", ran.out);
+        assert!(ran.out.contains("driver ") && !ran.out.contains("process "), "{}", ran.out);
+    }
+    let h200 = &plan("h200", &["--json"]).json()[0];
+    assert_eq!((&h200["estimate"], &h200["fits"]), (&false.into(), &true.into()));
+    assert_eq!(number(h200, "needed_bytes"), number(h200, "total_bytes") + number(h200, "driver_bytes"));
+    plan("mi100", &["--memory", "0.1"]).says(4, &["on mi100, 0.10 GiB is available (--memory)"]);
+    let ran = plan("mi50,mi50", &[]);
+    assert!(ran.code == 0 && ran.out.contains("mi50 1: ") && ran.out.contains("mi50 2: "), "{}{}", ran.out, ran.err);
+    plan("abacus", &[]).says(2, &["`abacus` is not a device", "mi300x", "b200"]);
+    plan("mi50,abacus", &[]).says(2, &["`abacus` is not a device"]);
+}
+
+/// `eval.micro_batch_size` may be larger than that of training.
+#[test]
+fn evaluation_counts() {
+    let folder = Folder::new(Shape::TINY);
+    let total = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|&set| ["--set", set]);
+        let ran = folder.run(&["plan", "config.toml", "--json"].into_iter().chain(sets).collect::<Vec<_>>());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        number(&ran.json()[0], "total_bytes")
+    };
+    let held_out = ["eval.val_set_size=8", "eval.eval_steps=1", "eval.micro_batch_size=1"];
+    let many = ["eval.val_set_size=8", "eval.eval_steps=1", "eval.micro_batch_size=512"];
+    assert!(total(&held_out) == total(&[]) && total(&many) > 2 * total(&[]));
+}
+
+/// What is suggested can be typed, and needs what it says.
+#[test]
+fn suggestions_hold() {
+    let folder = Folder::new(Shape::TINY);
+    let plan = |sets: &str, memory: &str| {
+        let words = ["plan", "config.toml", "--json", "--memory", memory].into_iter();
+        folder.run(&words.chain(sets.split_whitespace()).collect::<Vec<_>>())
+    };
+    let base = "--set training.micro_batch_size=8 --set training.gradient_checkpointing=none --set max_seq_length=512";
+    let needed = number(&plan(base, "64").json()[0], "needed_bytes");
+    let smaller = format!("{}", (needed - 1) as f64 / f64::from(1 << 30));
+    for (memory, code, all_same) in [(smaller.as_str(), 4, false), ("64", 0, true)] {
+        let base = if code == 0 { base.replace("checkpointing=none", "checkpointing=full") } else { base.to_string() };
+        let ran = plan(&base, memory);
+        assert_eq!(ran.code, code, "{}", ran.err);
+        let answer = &ran.json()[0];
+        let all = answer["suggestions"].as_array().expect("a list").clone();
+        assert!(!all.is_empty(), "{answer}");
+        for advice in all {
+            let sets = advice["set"].as_str().expect("settings");
+            let then = plan(&format!("{base} {sets}"), memory);
+            assert_eq!(then.code, 0, "{sets}: {}", then.err);
+            assert_eq!(number(&then.json()[0], "needed_bytes"), number(&advice, "needed_bytes"), "{sets}");
+            assert!(advice["same_bits"] == true || !all_same && sets.contains("max_seq_length"), "{advice}");
+        }
+    }
 }
 
 #[test]

@@ -192,6 +192,7 @@ fn stages_against_buffers() {
                     rows,
                     group_rows: 6,
                     waiting: 0,
+                    evaluated: 0,
                     offload,
                     ranks: 1,
                 };

@@ -1,0 +1,246 @@
+//! What `plan` suggests: settings that would fit, or that would be faster and still fit, each with
+//! its memory and whether it gives the same weights.
+
+use crate::units::size;
+use isobit_autograd::{Offload, Policy};
+use isobit_training::config::{Adapter, Device, Run};
+use std::io::Write;
+
+/// What a run needs, as its plan says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    pub(crate) bytes: u64,
+    /// None if the memory of the device is unknown.
+    pub(crate) fits: Option<bool>,
+    /// Multiply-adds of one row of maximum length; zero if they were not counted.
+    pub(crate) work_per_row: u64,
+}
+
+/// One suggestion.
+pub(crate) struct Advice {
+    /// `--set` options of the command line.
+    sets: String,
+    bytes: u64,
+    /// Whether the weights stay the same, bit for bit.
+    same_bits: bool,
+    /// What else is to be said.
+    effect: String,
+}
+
+/// BOUND: suggestions of a plan; each is a plan of its own.
+const ADVICE_MAX: usize = 4;
+/// Rows are not cut below this.
+const LENGTH_MIN: u32 = 64;
+
+/// A change of settings.
+struct Change {
+    sets: Vec<String>,
+    run: Run,
+    same_bits: bool,
+    effect: &'static str,
+}
+
+impl Change {
+    fn of(run: &Run) -> Self {
+        Self { sets: Vec::new(), run: run.clone(), same_bits: true, effect: "" }
+    }
+
+    /// Both keys: the rows of an update stay the same, and with them the weights.
+    fn micro_batch(mut self, rows: u64) -> Self {
+        let times = self.run.rows_per_update() / rows;
+        self.run.training.micro_batch_size = rows as u32;
+        self.run.training.gradient_accumulation_steps = times as u32;
+        self.sets.push(format!("training.micro_batch_size={rows}"));
+        self.sets.push(format!("training.gradient_accumulation_steps={times}"));
+        self
+    }
+
+    /// Rows that are evaluated at once, if they are more.
+    fn evaluated(mut self, rows: u32) -> Self {
+        if self.run.has_eval() && self.run.eval.micro_batch_size > rows {
+            self.run.eval.micro_batch_size = rows;
+            self.sets.push(format!("eval.micro_batch_size={rows}"));
+        }
+        self
+    }
+
+    fn policy(mut self, policy: Policy) -> Self {
+        self.run.training.recomputation = policy;
+        self.sets.push(format!("training.gradient_checkpointing={}", policy.name()));
+        self
+    }
+
+    fn offload(mut self, offload: Offload) -> Self {
+        self.run.offload = offload;
+        let parts =
+            [(offload.optimizer, "optimizer"), (offload.activations, "activations"), (offload.weights, "weights")];
+        let names: Vec<&str> = parts.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect();
+        self.sets.push(format!("offload={}", names.join(",")));
+        self
+    }
+
+    fn length(mut self, tokens: u32) -> Self {
+        self.run.training.max_seq_length = tokens;
+        self.sets.push(format!("max_seq_length={tokens}"));
+        self.same_bits = false;
+        self
+    }
+
+    fn because(self, effect: &'static str) -> Self {
+        Self { effect, ..self }
+    }
+}
+
+/// Suggestions for a run that fits or not: `need` plans a changed run, or says that it cannot be
+/// planned.
+pub(crate) fn of(run: &Run, now: Need, need: impl Fn(&Run) -> Option<Need>) -> Vec<Advice> {
+    match now.fits {
+        Some(true) => settle(faster(run), now, &need, |then| then.fits == Some(true)),
+        Some(false) => settle(smaller(run), now, &need, |then| then.fits == Some(true) && then.bytes < now.bytes),
+        None => Vec::new(),
+    }
+}
+
+fn settle(
+    changes: Vec<Change>,
+    now: Need,
+    need: &impl Fn(&Run) -> Option<Need>,
+    helps: impl Fn(Need) -> bool,
+) -> Vec<Advice> {
+    let mut found: Vec<Advice> = Vec::new();
+    for Change { sets, run, same_bits, effect } in changes {
+        if found.len() == ADVICE_MAX {
+            break;
+        }
+        let Some(then) = need(&run).filter(|then| helps(*then)) else { continue };
+        let sets: Vec<String> = sets.iter().map(|set| format!("--set {set}")).collect();
+        let mut effect = effect.to_string();
+        if now.work_per_row > 0 && then.work_per_row > 0 && then.work_per_row < now.work_per_row {
+            let less = 100 - then.work_per_row.saturating_mul(100) / now.work_per_row;
+            effect = format!("{less} % less arithmetic");
+        } else if then.work_per_row > now.work_per_row && now.work_per_row > 0 {
+            let more = then.work_per_row.saturating_mul(100) / now.work_per_row - 100;
+            effect = format!("{more} % more arithmetic");
+        }
+        found.push(Advice { sets: sets.join(" "), bytes: then.bytes, same_bits, effect });
+    }
+    found
+}
+
+/// Settings that take less time: nothing recomputed, then larger micro-batches.
+fn faster(run: &Run) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let rows = run.rows_per_update();
+    let together = u64::from(run.training.micro_batch_size);
+    let policies = Policy::ALL.into_iter().take_while(|policy| *policy != run.training.recomputation);
+    changes.extend(policies.map(|policy| Change::of(run).policy(policy).because("less is recomputed")));
+    let larger = [rows, rows / 2, rows / 4];
+    let divides = |size: &u64| *size > together && *size > 0 && rows.is_multiple_of(*size);
+    if let Some(size) = larger.into_iter().find(divides).filter(|_| run.training.gradient_groups == 1) {
+        changes.push(Change::of(run).micro_batch(size).because("fewer, larger products: faster if rows are short"));
+    }
+    if !run.offload.is_none() && on_card(run) {
+        changes.push(Change::of(run).offload(Offload::NONE).because("nothing is copied to the host"));
+    }
+    changes
+}
+
+/// In the order of memory, the most first.
+fn place(policy: Policy) -> Option<usize> {
+    Policy::ALL.iter().position(|other| *other == policy)
+}
+
+fn on_card(run: &Run) -> bool {
+    run.devices.iter().any(|device| *device != Device::Cpu)
+}
+
+/// Settings that need less memory, those that cost least first.
+fn smaller(run: &Run) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let one = |change: Change| {
+        let one = change.run.training.micro_batch_size > 1;
+        let change = change.evaluated(1);
+        if one { change.micro_batch(1) } else { change }
+    };
+    let half = u64::from(run.training.micro_batch_size / 2);
+    if half > 1 && run.rows_per_update().is_multiple_of(half) {
+        changes.push(Change::of(run).micro_batch(half).evaluated(half as u32).because("the same arithmetic"));
+    }
+    changes.push(one(Change::of(run)).because("the same arithmetic"));
+    for policy in [Policy::Selective, Policy::Full] {
+        if place(policy) > place(run.training.recomputation) {
+            changes.push(Change::of(run).policy(policy));
+            changes.push(one(Change::of(run)).policy(policy));
+        }
+    }
+    let full = |change: Change| {
+        if change.run.training.recomputation == Policy::Full { change } else { change.policy(Policy::Full) }
+    };
+    if on_card(run) {
+        let optimizer = Offload { optimizer: true, ..run.offload };
+        let two = Offload { activations: true, ..optimizer };
+        let all = Offload { optimizer: true, activations: true, weights: true };
+        for offload in [optimizer, two, all].into_iter().filter(|offload| *offload != run.offload) {
+            let effect = "slower: copies over the bus";
+            changes.push(Change::of(run).offload(offload).because(effect));
+            changes.push(full(one(Change::of(run))).offload(offload).because(effect));
+        }
+    }
+    let mut tokens = run.training.max_seq_length;
+    while tokens / 2 >= LENGTH_MIN {
+        tokens /= 2;
+        let effect = "other weights: longer rows are cut";
+        changes.push(full(one(Change::of(run))).length(tokens).because(effect));
+    }
+    // A part of a combination may change nothing.
+    let mut seen: Vec<Vec<String>> = Vec::new();
+    changes.retain(|change| {
+        let is_new = !change.sets.is_empty() && !seen.contains(&change.sets);
+        seen.push(change.sets.clone());
+        is_new
+    });
+    changes
+}
+
+/// What to do where no setting helps.
+fn last_resort(run: &Run) -> &'static str {
+    if matches!(run.adapter, Adapter::Lora(_)) {
+        "take a smaller base model, or one in 4 bits (GPTQ)"
+    } else {
+        "train an adapter (`type = \"lora\"` under [adapter])"
+    }
+}
+
+/// The suggestions for a run, to be printed.
+pub(crate) struct Shown<'a> {
+    pub(crate) all: &'a [Advice],
+    pub(crate) run: &'a Run,
+}
+
+impl Shown<'_> {
+    pub(crate) fn print(&self, out: &mut impl Write, fits: Option<bool>) -> std::io::Result<()> {
+        match fits {
+            Some(false) if self.all.is_empty() => {
+                return writeln!(out, "no setting makes it fit: {}", last_resort(self.run));
+            }
+            _ if self.all.is_empty() => return Ok(()),
+            Some(false) => writeln!(out, "these settings fit:")?,
+            _ => writeln!(out, "these settings also fit, and are faster:")?,
+        }
+        for Advice { sets, bytes, same_bits, effect } in self.all {
+            let bits = if *same_bits { "same bits, " } else { "" };
+            writeln!(out, "  {sets}\n    {}, {bits}{effect}", size(*bytes))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let one = |advice: &Advice| {
+            serde_json::json!({
+                "set": advice.sets, "needed_bytes": advice.bytes, "same_bits": advice.same_bits,
+                "effect": advice.effect,
+            })
+        };
+        self.all.iter().map(one).collect()
+    }
+}
