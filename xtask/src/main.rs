@@ -16,6 +16,7 @@ mod docs;
 mod gptq_model;
 mod hip_compile;
 mod memcheck;
+mod plan_table;
 mod prose;
 mod repository;
 mod scratch_model;
@@ -74,6 +75,9 @@ cargo xtask gptq-model FOLDER
 cargo xtask torture [kills|faults|files|fuzz|mistakes] [--count N] [--seed S] [--jobs N] [--case N] [--keep FOLDER]
     the release binary under kills and signals, failing system calls (needs strace), hostile files, fuzzed inputs and the
     mistakes of users: about 20 minutes for all; --case repeats one, fuzz needs --target NAME with it
+cargo xtask plan-table [--device cpu|cuda:N] [--isobit PROGRAM] [--folder FOLDER] [--only N]
+    the memory that `isobit plan` predicts for ten runs beside what they take, as a Markdown table; fails if a prediction
+    is below, or more than 3 % above (32 MB more below a gigabyte); models with random numbers are made in FOLDER
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
 cargo xtask study --four-bit [--threads N]
@@ -111,6 +115,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "amd-run" => amd_run::run(arguments)?,
         "scratch-model" => scratch_model::run(arguments)?,
         "gptq-model" => gptq_model::run(arguments)?,
+        "plan-table" => plan_table::run(arguments)?,
         "sweep" => sweep::run(arguments)?,
         "study" => study::run(arguments)?,
         #[cfg(unix)]

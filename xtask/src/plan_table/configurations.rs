@@ -1,0 +1,111 @@
+//! The runs of the table. Rows have the maximum length, as a plan assumes.
+
+use super::model::{self, Model};
+use std::fmt::Write;
+use std::path::Path;
+
+pub(super) struct Configuration {
+    pub(super) title: &'static str,
+    pub(super) model: Model,
+    /// Rows computed at once, and their tokens; an update has two such micro-batches.
+    rows: usize,
+    tokens: usize,
+    checkpointing: &'static str,
+    /// Lines of `[adapter]`.
+    adapter: &'static str,
+    /// Other lines of the config, before its sections.
+    top: &'static str,
+    /// Rows that are evaluated at once.
+    evaluated: usize,
+}
+
+const LORA: &str = "type = \"lora\"\nlora_r = 8\nlora_alpha = 16\nlora_target_modules = \"all-linear\"";
+const ATTENTION: &str = "type = \"lora\"\nlora_r = 8\nlora_alpha = 16\nlora_target_modules = [\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]";
+const FULL: &str = "type = \"full\"";
+const LAST: &str = "type = \"last_blocks\"\nlast_blocks = 2";
+
+const fn run(
+    title: &'static str,
+    model: Model,
+    rows: usize,
+    tokens: usize,
+    checkpointing: &'static str,
+    adapter: &'static str,
+) -> Configuration {
+    Configuration { title, model, rows, tokens, checkpointing, adapter, top: "", evaluated: 0 }
+}
+
+pub(super) const ON_CPU: [Configuration; 10] = [
+    run("135M, LoRA, 2×256, full recomputation", model::M135, 2, 256, "full", LORA),
+    run("135M, LoRA, 2×512, selective", model::M135, 2, 512, "selective", LORA),
+    run("135M, LoRA, 2×512, none", model::M135, 2, 512, "none", LORA),
+    Configuration {
+        evaluated: 16,
+        ..run("135M, LoRA, 1×256, full, 16 rows evaluated at once", model::M135, 1, 256, "full", ATTENTION)
+    },
+    Configuration {
+        top: "profile = \"x3\"\n",
+        ..run("135M, LoRA, 1×512, full, x3", model::M135, 1, 512, "full", LORA)
+    },
+    run("135M, full fine-tune, 1×256, full", model::M135, 1, 256, "full", FULL),
+    run("135M, last 2 blocks, 2×256, none", model::M135, 2, 256, "none", LAST),
+    run("0.5B, LoRA, 1×256, full", model::B05, 1, 256, "full", LORA),
+    run("experts (moe-small), LoRA, 2×256, full", model::EXPERTS, 2, 256, "full", ATTENTION),
+    run("hybrid (hybrid-small), LoRA, 2×256, selective", model::HYBRID, 2, 256, "selective", LORA),
+];
+
+pub(super) const ON_CARD: [Configuration; 10] = [
+    run("0.5B, LoRA, 8×512, full recomputation", model::B05, 8, 512, "full", LORA),
+    run("0.5B, LoRA, 8×512, selective", model::B05, 8, 512, "selective", LORA),
+    run("0.5B, LoRA, 8×512, none", model::B05, 8, 512, "none", LORA),
+    run("0.5B, full fine-tune, 4×1024, full", model::B05, 4, 1024, "full", FULL),
+    run("1.5B, LoRA, 8×1024, full", model::B15, 8, 1024, "full", LORA),
+    run("1.5B, LoRA, 4×1024, none", model::B15, 4, 1024, "none", LORA),
+    run("1.5B, full fine-tune, 1×1024, full", model::B15, 1, 1024, "full", FULL),
+    Configuration {
+        top: "offload = [\"optimizer\", \"activations\"]\n",
+        ..run(
+            "1.5B, full fine-tune, 1×1024, full, optimizer and activations offloaded",
+            model::B15,
+            1,
+            1024,
+            "full",
+            FULL,
+        )
+    },
+    run("experts (moe-small), LoRA, 8×1024, full", model::EXPERTS, 8, 1024, "full", ATTENTION),
+    run("hybrid (hybrid-small), LoRA, 4×1024, selective", model::HYBRID, 4, 1024, "selective", LORA),
+];
+
+/// Updates, and micro-batches of each.
+const STEPS: usize = 2;
+const MICRO_BATCHES: usize = 2;
+
+impl Configuration {
+    pub(super) fn toml(&self, device: &str) -> String {
+        let Self { model, rows, tokens, checkpointing, adapter, top, evaluated, .. } = self;
+        let eval = match evaluated {
+            0 => String::new(),
+            rows => format!("[eval]\npath = \"rows.jsonl\"\neval_steps = 1\nmicro_batch_size = {rows}\n"),
+        };
+        format!(
+            "base_model = \"{}\"\noutput_dir = \"run\"\nseed = 1\ndevice = \"{device}\"\n{top}\n[[datasets]]\n\
+             path = \"rows.jsonl\"\n\n{eval}\n[training]\nmax_seq_length = {tokens}\nmicro_batch_size = {rows}\n\
+             gradient_accumulation_steps = {MICRO_BATCHES}\nmax_steps = {STEPS}\nlearning_rate = 1e-4\n\
+             gradient_checkpointing = \"{checkpointing}\"\nsave_steps = 1\n\n[adapter]\n{adapter}\n",
+            model.name
+        )
+    }
+
+    /// Rows of the maximum length, as tokens.
+    pub(super) fn write_rows(&self, path: &Path) -> Result<(), String> {
+        let count = (STEPS * MICRO_BATCHES * self.rows).max(self.evaluated);
+        let mut text = String::new();
+        for row in 0..count {
+            let tokens = (0..self.tokens).map(|at| ((at * 7 + row * 131) % self.model.vocabulary).to_string());
+            let list = tokens.collect::<Vec<_>>().join(",");
+            let _ = writeln!(text, "{{\"input_ids\":[{list}],\"labels\":[{list}]}}");
+        }
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+    }
+}
