@@ -21,8 +21,6 @@ const VOCABULARY_OF_BYTES: usize = 4096;
 
 /// Address space that the allocator reserves for a thread, and a thread for its stack.
 const RESERVED_PER_THREAD: u64 = 72 << 20;
-/// Threads beside those that compute and those that read data.
-const OTHER_THREADS: u64 = 2;
 
 /// A CUDA context with the modules of a run.
 const CUDA_CONTEXT: u64 = 640 << 20;
@@ -49,7 +47,7 @@ pub(crate) fn of_address_space(run: &Run, threads: usize) -> u64 {
     let files = std::fs::read_dir(&run.base_model).into_iter().flatten().flatten();
     let weights = files.filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"));
     let weights = weights.filter_map(|file| std::fs::metadata(file.path()).ok()).map(|about| about.len());
-    let threads = threads as u64 + u64::from(run.data_workers) + OTHER_THREADS;
+    let threads = threads as u64 + u64::from(run.data_workers);
     weights.fold(threads.saturating_mul(RESERVED_PER_THREAD), u64::saturating_add)
 }
 

@@ -1,6 +1,8 @@
 //! `isobit plan` from the outside: items that add up, the promised fields, exit code 4 when it does
 //! not fit.
 
+#[cfg(target_os = "linux")]
+use crate::model_folder::finished;
 use crate::model_folder::{Folder, Shape};
 
 fn number(value: &serde_json::Value, field: &str) -> u64 {
@@ -197,4 +199,29 @@ fn the_limit_is_named() {
     assert!(
         folder.run(&["plan", "config.toml", "--memory", "3"]).out.contains("3.00 GiB available on the CPU (--memory)")
     );
+}
+
+/// Both count what is left of the limit, less what a run maps: what the plan says is what happens.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_limit_on_address_space_has_one_answer() {
+    let folder = Folder::new(Shape::TINY);
+    let under = |limit: u32, arguments: &[&str]| {
+        let program = folder.command(arguments);
+        let mut shell = std::process::Command::new("sh");
+        shell.arg("-c").arg(format!("ulimit -v {limit}; exec \"$0\" \"$@\"")).arg(program.get_program());
+        shell.args(program.get_args()).current_dir(folder.path(""));
+        finished(shell.output().expect("a shell"))
+    };
+    let sets = ["--set", "threads=1", "--set", "max_steps=1"];
+    let mut answers = Vec::new();
+    for limit in [120_000, 200_000, 280_000, 600_000] {
+        let plan = under(limit, &[&["plan", "config.toml"], &sets[..]].concat());
+        let output = format!("output_dir=out-{limit}");
+        let train = under(limit, &[&["train", "config.toml", "--set", &output], &sets[..]].concat());
+        assert_eq!(plan.code, train.code, "{limit}: {}{}", plan.err, train.err);
+        assert!(plan.code == 0 || plan.err.contains("`ulimit -v`"), "{limit}: {}", plan.err);
+        answers.push(plan.code);
+    }
+    assert!(answers.is_sorted_by(|a, b| a >= b) && answers[0] == 4 && answers[3] == 0, "{answers:?}");
 }
