@@ -48,6 +48,7 @@ impl Change {
     /// Both keys: the rows of an update stay the same, and with them the weights.
     fn micro_batch(mut self, rows: u64) -> Self {
         let times = self.run.rows_per_update() / rows;
+        follow(&mut self.run, rows as u32);
         self.run.training.micro_batch_size = rows as u32;
         self.run.training.gradient_accumulation_steps = times as u32;
         self.sets.push(format!("training.micro_batch_size={rows}"));
@@ -88,6 +89,14 @@ impl Change {
 
     fn because(self, effect: &'static str) -> Self {
         Self { effect, ..self }
+    }
+}
+
+/// The rows that are evaluated at once are those of training unless the config says otherwise: they
+/// change with them.
+pub(crate) fn follow(run: &mut Run, rows: u32) {
+    if run.eval.micro_batch_size == run.training.micro_batch_size {
+        run.eval.micro_batch_size = rows;
     }
 }
 
@@ -164,7 +173,7 @@ fn smaller(run: &Run) -> Vec<Change> {
     };
     let half = u64::from(run.training.micro_batch_size / 2);
     if half > 1 && run.rows_per_update().is_multiple_of(half) {
-        changes.push(Change::of(run).micro_batch(half).evaluated(half as u32).because("the same arithmetic"));
+        changes.push(Change::of(run).evaluated(half as u32).micro_batch(half).because("the same arithmetic"));
     }
     changes.push(one(Change::of(run)).because("the same arithmetic"));
     for policy in [Policy::Selective, Policy::Full] {

@@ -2,6 +2,7 @@
 //! it, `train` refuses a run that does not fit, `init` looks for the fastest settings that do.
 
 use crate::Failure;
+use crate::advice;
 use crate::backend::{Chosen, open_cpu};
 use crate::failure::failed;
 use crate::overhead;
@@ -177,6 +178,7 @@ pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
     if run.training.micro_batch_size > 1 {
         // Both keys: the rows per update stay the same, and with them the weights.
         let rows = run.rows_per_update();
+        advice::follow(&mut smaller, 1);
         smaller.training.micro_batch_size = 1;
         smaller.training.gradient_accumulation_steps = rows as u32;
         sets = format!("--set training.micro_batch_size=1 --set training.gradient_accumulation_steps={rows}");

@@ -49,6 +49,9 @@ pub(crate) struct SamplingArguments {
 }
 
 impl SamplingArguments {
+    /// The most likely token, always.
+    pub(crate) const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 42, max_tokens: 64 };
+
     pub(crate) fn rule(&self) -> Result<Sampling, Failure> {
         if !(0.0..=100.0).contains(&self.temperature) {
             let message = format!("--temperature {} is out of range", self.temperature);
@@ -73,7 +76,7 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
+    pub(crate) fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
         let folder = model::located(&arguments.model);
         let config = model_config(&folder)?;
         let (tokenizer, template) = data::open(&folder, &data::DataConfig::default().date)?;

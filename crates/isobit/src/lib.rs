@@ -28,6 +28,7 @@ mod plan;
 mod progress;
 mod ranks;
 mod report;
+mod samples;
 mod shell;
 mod split;
 mod stderr;

@@ -11,6 +11,7 @@ use crate::plan::gibibytes;
 use crate::progress::Console;
 use crate::ranks;
 use crate::report::{self, LivePage};
+use crate::samples;
 use crate::split::{Split, split_fit};
 use crate::stderr::tell;
 use isobit_kernels::Backend;
@@ -338,6 +339,7 @@ impl Training<'_> {
         match outcome.map_err(|error| ranks::said(&error, team))? {
             Outcome::Finished { .. } if !team.is_first() => Ok(()),
             Outcome::Finished { step, early } => {
+                samples::write(&prepared.run, quiet || json);
                 // Once more: the final weights are there now.
                 console.rewrite_page();
                 ending::finished(prepared, &console, (step, early), team.size(), arguments.quiet)

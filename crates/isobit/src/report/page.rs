@@ -6,6 +6,7 @@ use super::chart::{Chart, Point, Series};
 use super::html::{escaped, escaped_lines, put};
 use super::metrics::Curves;
 use super::run::{DeviceMemory, ShownConfig, ShownRun};
+use crate::samples::Sample;
 use crate::units::{size, time};
 use std::collections::BTreeSet;
 
@@ -49,6 +50,7 @@ pub(super) fn page(runs: &[ShownRun], compared: &[Compared]) -> String {
         put_differences(&mut out, runs, compared);
     }
     put_charts(&mut out, runs, compared);
+    put_samples(&mut out, runs);
     put_memory(&mut out, runs);
     put_config(&mut out, runs);
     put!(out, "<footer>Isobit {}</footer>\n</body>\n</html>\n", env!("CARGO_PKG_VERSION"));
@@ -199,6 +201,26 @@ fn label(runs: usize, index: usize, held_out: bool) -> String {
         (_, false) => LETTERS[index].to_string(),
         (_, true) => format!("{} held-out", LETTERS[index]),
     }
+}
+
+/// Prompts with the texts before and after training.
+fn put_samples(out: &mut String, runs: &[ShownRun]) {
+    if runs.iter().all(|run| run.samples.is_empty()) {
+        return;
+    }
+    put!(out, "<section class=\"card\"><h2>Samples</h2>\n<p class=\"note\">greedy, before and after training</p>\n");
+    for (index, run) in runs.iter().enumerate() {
+        for Sample { prompt, before, after } in &run.samples {
+            let letter = format!("<b class=\"s{}\">{}</b> ", index % COLOURS, LETTERS[index]);
+            let letter = if runs.len() > 1 { letter } else { String::new() };
+            put!(out, "<div class=\"sample\"><h3>{letter}{}</h3>\n<div class=\"pair\">", escaped_lines(prompt));
+            for (name, text) in [("before", before), ("after", after)] {
+                put!(out, "<div><h4>{name}</h4><pre>{}</pre></div>", escaped_lines(text));
+            }
+            put!(out, "</div></div>\n");
+        }
+    }
+    put!(out, "</section>\n");
 }
 
 fn put_memory(out: &mut String, runs: &[ShownRun]) {

@@ -7,6 +7,7 @@ use crate::diff;
 use crate::ending;
 use crate::fits::{Given, Ranks, memory_fit};
 use crate::model;
+use crate::samples::{self, Sample};
 use crate::split::split_fit;
 use isobit_training::checkpoint::{FINAL, RESOLVED};
 use isobit_training::config::{self, Run, RunKey};
@@ -26,6 +27,8 @@ pub(super) struct ShownRun {
     pub(super) memory: Vec<DeviceMemory>,
     /// Of the weights in `final`.
     pub(super) hash: Option<String>,
+    /// Texts before and after training.
+    pub(super) samples: Vec<Sample>,
 }
 
 pub(super) struct ShownConfig {
@@ -47,6 +50,10 @@ impl ShownRun {
     /// Reads a run; `notes` gets a line for each part that is missing.
     pub(super) fn read(folder: &Path, notes: &mut Vec<String>) -> Result<Self, Failure> {
         let mut shown = Self::measured(folder)?;
+        match samples::read(folder) {
+            Ok(samples) => shown.samples = samples,
+            Err(what) => notes.push(format!("no samples: {what}")),
+        }
         match config::read(&folder.join(RESOLVED), &[]) {
             Ok(settled) => {
                 shown.config = Some(ShownConfig::of(&settled.run));
@@ -65,7 +72,8 @@ impl ShownRun {
     /// A run of this process, whose config and memory are known.
     pub(super) fn of(run: &Run, memory: &[DeviceMemory]) -> Result<Self, Failure> {
         let measured = Self::measured(&run.output_dir)?;
-        Ok(Self { config: Some(ShownConfig::of(run)), memory: memory.to_vec(), ..measured })
+        let samples = samples::read(&run.output_dir).unwrap_or_default();
+        Ok(Self { config: Some(ShownConfig::of(run)), memory: memory.to_vec(), samples, ..measured })
     }
 
     fn measured(folder: &Path) -> Result<Self, Failure> {
@@ -74,7 +82,8 @@ impl ShownRun {
         let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
         let name = whole.file_name().map_or("run".to_string(), |name| name.to_string_lossy().into_owned());
         let hash = ending::hash(&folder.join(FINAL)).ok();
-        Ok(Self { folder: folder.to_path_buf(), name, curves, config: None, memory: Vec::new(), hash })
+        let (memory, samples) = (Vec::new(), Vec::new());
+        Ok(Self { folder: folder.to_path_buf(), name, curves, config: None, memory, hash, samples })
     }
 }
 

@@ -161,3 +161,33 @@ fn a_run_writes_its_page_at_every_save() {
     assert!(!folder.has("foreign/metrics.jsonl"));
     folder.train("other", &["report_to=wandb"]).says(2, &["none, html, tensorboard"]);
 }
+
+/// `generate_prompts`: texts before and after, the same weights and metrics as without, and texts
+/// that are escaped in the page.
+#[test]
+fn samples_before_and_after() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("plain", &["max_steps=3"]);
+    let prompts = "generate_prompts=[\"1+2=\", \"<b>\"]";
+    folder.trained("shown", &["max_steps=3", prompts, "generate_tokens=4", "report_to=html"]);
+    folder.same("plain", "shown");
+    let samples: serde_json::Value = serde_json::from_str(&folder.text("shown/samples.json")).expect("JSON");
+    assert_eq!(samples["schema"], "isobit.samples/1");
+    let generated = |model: &[&str]| {
+        let flags = ["generate", "--json", "--prompt", "1+2=", "--max-tokens", "4", "--model", "model"];
+        folder.run(&[&flags[..], model].concat()).json()[0]["text"].clone()
+    };
+    let first = &samples["samples"][0];
+    assert_eq!(first["prompt"], "1+2=");
+    assert_eq!(first["before"], generated(&[]));
+    assert_eq!(first["after"], generated(&["--adapter", "shown"]));
+    let page = folder.text("shown/report.html");
+    assert!(page.contains("<h2>Samples</h2>") && page.contains("<h3>&lt;b&gt;"), "{page}");
+    assert_eq!(folder.run(&["report", "shown", "-o", "page.html"]).code, 0);
+    assert!(folder.text("page.html").contains("<h2>Samples</h2>"));
+    folder.put("shown/samples.json", "{");
+    folder.run(&["report", "shown", "-o", "page.html"]).says(0, &["no samples: ", "samples.json"]);
+    folder.train("out", &["generate_prompts=[\"\"]"]).says(2, &["generate_prompts", "an empty one"]);
+    // A model without a tokenizer trains on tokens, and cannot continue a text.
+    assert!(!folder.has("plain/samples.json"));
+}

@@ -124,6 +124,8 @@ pub const KEYS: &[Key] = &[
     key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0, hip:0, or auto: the first card that works, else the CPU; a list divides the layers among its devices"),
     key(Top, "device_map", &[], Counts, Unset, NO, "layers of each device of a list: { \"cuda:0\" = 14, cpu = 14 }, or [14, 14] in its order; unset: equal numbers that fit"),
     key(Top, "devices_by_rank", &[], Texts, Unset, NO, "the device of each MPI rank, instead of `device`: [\"cuda:0\", \"cpu\"]"),
+    key(Top, "generate_prompts", &[], Texts, Unset, NO, "prompts that are continued greedily by the model before and after training, for samples.json and the report"),
+    key(Top, "generate_tokens", &[], Whole, Integer(64), NO, "the most tokens of each such text"),
     key(Top, "offload", &[], TextOrTexts, Unset, NO, "what a card keeps in host memory, same bits: [\"optimizer\", \"activations\", \"weights\"] or any of them"),
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),

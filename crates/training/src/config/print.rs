@@ -179,6 +179,10 @@ fn top(run: &Run) -> Lines {
     if !run.offload.is_none() {
         lines.insert("offload", Value::texts(&run.offload.names()));
     }
+    if !run.generate_prompts.is_empty() {
+        lines.insert("generate_prompts", Value::texts(&run.generate_prompts));
+        lines.insert("generate_tokens", whole(run.generate_tokens));
+    }
     if !run.devices_by_rank.is_empty() {
         let of_rank = |devices: &Vec<Device>| devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         lines.insert("devices_by_rank", Value::texts(&run.devices_by_rank.iter().map(of_rank).collect::<Vec<_>>()));

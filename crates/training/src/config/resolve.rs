@@ -55,6 +55,8 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         date: date(&top)?,
         report_to_tensorboard: top.switch("report_to_tensorboard") || reports.iter().any(|to| to == "tensorboard"),
         report_to_html: reports.iter().any(|to| to == "html"),
+        generate_prompts: generate_prompts(&top)?,
+        generate_tokens: top.whole("generate_tokens", 1..=GENERATE_TOKENS_MAX)? as u32,
         eval: eval(&section(Section::Eval), training.micro_batch_size)?,
         datasets,
         training,
@@ -62,6 +64,20 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
     };
     needs_eval(low, &run)?;
     Ok(run)
+}
+
+/// BOUND: prompts, and tokens that each is continued by.
+const GENERATE_PROMPTS_MAX: usize = 64;
+const GENERATE_TOKENS_MAX: u64 = 4096;
+
+fn generate_prompts(top: &Table<'_>) -> Result<Vec<String>, Error> {
+    let Some(entry) = top.get("generate_prompts") else { return Ok(Vec::new()) };
+    let prompts = entry.texts();
+    if prompts.len() > GENERATE_PROMPTS_MAX || prompts.iter().any(String::is_empty) {
+        let hint = format!("1 to {GENERATE_PROMPTS_MAX} texts: generate_prompts = [\"The capital of France is\"]");
+        return Err(entry.invalid("too many prompts, or an empty one", &hint));
+    }
+    Ok(prompts)
 }
 
 /// What `report_to` names.

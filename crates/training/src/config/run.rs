@@ -34,6 +34,10 @@ pub struct Run {
     pub report_to_tensorboard: bool,
     /// Whether the page `report.html` is rewritten at every save.
     pub report_to_html: bool,
+    /// Continued before and after training, for people to compare.
+    pub generate_prompts: Vec<String>,
+    /// The most tokens of each such text.
+    pub generate_tokens: u32,
     /// At least one file.
     pub datasets: Vec<PathBuf>,
     pub eval: Eval,
