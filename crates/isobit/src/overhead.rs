@@ -19,8 +19,10 @@ const PER_DATA_BYTE: u64 = 2;
 const PER_DATA_BYTE_OF_BYTES: u64 = 6;
 const VOCABULARY_OF_BYTES: usize = 4096;
 
-/// Address space that the allocator reserves for a thread, and a thread for its stack.
+/// Address space that the allocator reserves for a thread, and a thread for its stack; and what the
+/// allocator asks for in addition while it makes such a reservation.
 const RESERVED_PER_THREAD: u64 = 72 << 20;
+const RESERVED_MEANWHILE: u64 = 128 << 20;
 
 /// A CUDA context with the modules of a run.
 const CUDA_CONTEXT: u64 = 640 << 20;
@@ -48,7 +50,8 @@ pub(crate) fn of_address_space(run: &Run, threads: usize) -> u64 {
     let weights = files.filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"));
     let weights = weights.filter_map(|file| std::fs::metadata(file.path()).ok()).map(|about| about.len());
     let threads = threads as u64 + u64::from(run.data_workers);
-    weights.fold(threads.saturating_mul(RESERVED_PER_THREAD), u64::saturating_add)
+    let reserved = threads.saturating_mul(RESERVED_PER_THREAD).saturating_add(RESERVED_MEANWHILE);
+    weights.fold(reserved, u64::saturating_add)
 }
 
 /// Memory of a card beside the buffers of a plan.

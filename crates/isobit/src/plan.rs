@@ -24,9 +24,9 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.micro_batch_size=1`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto, or a card
-    /// by name, which need not be in this machine: mi50, mi50-32, rtx4090, a100-80; a list divides
-    /// the layers: cuda:0,cpu
+    /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto, or a
+    /// card by name, which need not be in this machine: mi50, mi50-32, rtx4090, a100-80; a list
+    /// divides the layers: cuda:0,cpu
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Memory of the device in GiB, to plan for another machine; one number for each device of a

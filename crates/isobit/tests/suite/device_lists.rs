@@ -190,12 +190,15 @@ fn a_large_model_is_divided_from_its_config_alone() {
         let (code, one) = plan("cuda:0", tokens);
         assert_eq!((code, &one["fits"]), (if fits_one { 0 } else { 4 }, &fits_one.into()), "{tokens}");
         let (code, two) = plan("cuda:0,cuda:1", tokens);
-        assert_eq!((code, &two["fits"], &two["devices"][1]["first_layer"]), (0, &true.into(), &20.into()), "{tokens}");
-        // Half of the 34 billion weights each, in 4 bits with their scales, and the embedding or
-        // the head.
+        assert_eq!((code, &two["fits"]), (0, &true.into()), "{tokens}");
+        // The first card has a micro-batch more in flight, and gives layers away if rows are long.
+        let first = two["devices"][1]["first_layer"].as_u64().expect("a layer");
+        assert!(if fits_one { first == 20 } else { (16..=20).contains(&first) }, "{tokens}: {first}");
+        // About half of the 34 billion weights each, in 4 bits with their scales, and the embedding
+        // or the head.
         for device in two["devices"].as_array().expect("devices") {
             let weights = device["weights_bytes"].as_u64().expect("bytes");
-            assert!((9 << 30..10 << 30).contains(&weights), "{weights}");
+            assert!((7 << 30..12 << 30).contains(&weights), "{weights}");
         }
     }
 }
