@@ -156,7 +156,10 @@ pub fn offloaded_memory<L: MemoryLayout>(
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let update = Counted { step, rows, waiting, evaluated };
     let plan = counted(&backend, trainer, |trainer| trainer, &update)?;
-    Ok(MemoryPlan { bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, step.gradient_groups, !with_moments), ..plan })
+    Ok(MemoryPlan {
+        bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, step.gradient_groups, !with_moments),
+        ..plan
+    })
 }
 
 /// One device of a list.
