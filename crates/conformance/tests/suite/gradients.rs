@@ -103,8 +103,8 @@ fn geglu() {
         gate: &b.upload(&gate),
         up: &b.upload(&up),
     });
-    // As SwiGLU; five roundings more lead to the argument of the sigmoid, which is below 8 where the
-    // result is not tiny. The derivative stays below 1.2.
+    // As SwiGLU; five roundings more lead to the argument of the sigmoid, which is below 8 where
+    // the result is not tiny. The derivative stays below 1.2.
     let magnitude = 1.2 * largest(&dh) * largest(&up);
     check("dgate", &dgate, &gate, 60, magnitude, |gate| dot(&dh, forward(gate, &wide(&up))));
     let magnitude = largest(&dh) * largest(&gate);

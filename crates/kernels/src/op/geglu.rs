@@ -1,8 +1,9 @@
 //! GeGLU (`docs/numerics.md`, "GeGLU"): the gated activation of MLPs that use GELU, element by
 //! element.
 //!
-//! Forward: `h = gelu(gate)·up`. Backward: `dup = dh·gelu(gate)`, `dgate = (dh·up)·gelu_grad(gate)`.
-//! Each product is rounded; `gelu` and `gelu_grad` are recomputed in the backward pass.
+//! Forward: `h = gelu(gate)·up`. Backward: `dup = dh·gelu(gate)`,
+//! `dgate = (dh·up)·gelu_grad(gate)`. Each product is rounded; `gelu` and `gelu_grad` are
+//! recomputed in the backward pass.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, lengths};

@@ -16,11 +16,12 @@
 //! with a block of nothing but −∞, has a NaN `lse`; the maximum hides nothing.
 //!
 //! Backward: `dz[t, v] = (exp(z − lse) − [v = label])·weight[t]`, the difference rounded, then the
-//! product, then with a cap times the slope at `z`; +0 for all of an ignored token. `dh` is the input-gradient slice product of `dz` and
-//! the head (`dz·scale_head[v]` rounded, sliced per token and 512 of the vocabulary, chunks added
-//! ascending from zero); an ignored token's `dh` is +0 whatever the head holds. `dhead`, if
-//! requested, accumulates the weight-gradient slice product of `dz` and `h` over token chunks of
-//! 512 that restart at row starts; ignored tokens contribute their zeros.
+//! product, then with a cap times the slope at `z`; +0 for all of an ignored token. `dh` is the
+//! input-gradient slice product of `dz` and the head (`dz·scale_head[v]` rounded, sliced per token
+//! and 512 of the vocabulary, chunks added ascending from zero); an ignored token's `dh` is +0
+//! whatever the head holds. `dhead`, if requested, accumulates the weight-gradient slice product of
+//! `dz` and `h` over token chunks of 512 that restart at row starts; ignored tokens contribute
+//! their zeros.
 
 use crate::backend::{F32, I32, Length, Matrix, Memory, Shaped, U32, Workspaces};
 use crate::op::product::Product;

@@ -1,6 +1,6 @@
 //! Gemma 3, text: norms before and after attention and MLP, zero-centred; queries and keys
-//! normalised per head; GELU; a scaled embedding. Five of six layers have a window and a rotation of
-//! their own. Most published files wrap the text model in a multimodal one.
+//! normalised per head; GELU; a scaled embedding. Five of six layers have a window and a rotation
+//! of their own. Most published files wrap the text model in a multimodal one.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;

@@ -1,5 +1,5 @@
-//! The gated MLP of a dense layer: `down(activation(gate)·up)`, gate and up from two modules or from
-//! one.
+//! The gated MLP of a dense layer: `down(activation(gate)·up)`, gate and up from two modules or
+//! from one.
 
 use crate::config::Activation;
 use crate::layer::BranchEnd;

@@ -1,5 +1,5 @@
-//! Soft-capping (`docs/numerics.md`, "Soft-capping"): a number goes through `limit·tanh(·/limit)`, so
-//! that it stays between `±limit`.
+//! Soft-capping (`docs/numerics.md`, "Soft-capping"): a number goes through `limit·tanh(·/limit)`,
+//! so that it stays between `±limit`.
 
 use super::tanh;
 use crate::Fma;

@@ -26,8 +26,8 @@ pub fn gelu<F: Fma>(x: f32) -> f32 {
     canonical_if_nan(x, if x > LIMIT { x } else { y })
 }
 
-/// Derivative of [`gelu`]: `s + (x·(s·(1 − s)))·(2u)'`, where `s` and `1 − s` are each formed without
-/// cancellation.
+/// Derivative of [`gelu`]: `s + (x·(s·(1 − s)))·(2u)'`, where `s` and `1 − s` are each formed
+/// without cancellation.
 #[inline(always)]
 pub fn gelu_grad<F: Fma>(x: f32) -> f32 {
     let bounded = clamp(x, LIMIT);
