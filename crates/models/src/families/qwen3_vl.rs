@@ -1,7 +1,7 @@
 //! The text models of Qwen3-VL: Qwen3 and Qwen3-MoE, inside files with a vision tower. In text the
 //! three parts of a position are the same, so the rotation is that of Qwen3.
 
-use super::{Family, qwen3, qwen3_moe};
+use super::{Family, PeftRules, qwen3, qwen3_moe};
 use crate::ModelError;
 use crate::config::mlp::{ExpertsDefaults, check_experts, mixed};
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
@@ -41,6 +41,8 @@ pub(super) static MOE: Family = Family {
     },
     implied: Implied { theta: THETA, ..Implied::COMMON },
     layers,
+    // PEFT converts no names of a single expert in this family: its files hold fused experts.
+    peft: PeftRules::FusesExperts { modules: &["q_proj", "k_proj", "v_proj", "o_proj"], converts_per_expert: false },
     ..qwen3_moe::FAMILY
 };
 
