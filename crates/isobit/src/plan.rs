@@ -99,10 +99,11 @@ fn devices(list: &str) -> Result<Listed, Failure> {
         return Err(Failure::usage(format!("`{}` is not a device", unknown.0), hint));
     }
     // A card by name stands for one that no other entry of the list names.
-    let named = |(at, (name, card)): (usize, (&&str, &Option<&NamedCard>))| {
-        card.map_or((*name).to_string(), |card| format!("{}:{}", card.api.name(), FIRST_NAMED + at))
+    let selector = |at: usize| match cards[at] {
+        Some(card) => format!("{}:{}", card.api.name(), FIRST_NAMED + at),
+        None => names[at].to_string(),
     };
-    let selectors: Vec<String> = names.iter().zip(&cards).enumerate().map(named).collect();
+    let selectors: Vec<String> = (0..names.len()).map(selector).collect();
     Ok((Some(selectors.join(",")), cards))
 }
 
