@@ -248,7 +248,7 @@ impl Manifest {
     }
 
     /// The contents of a folder, except the manifest and what a crash left behind.
-    fn present(folder: &Path) -> Result<BTreeSet<String>, FileError> {
+    pub(crate) fn present(folder: &Path) -> Result<BTreeSet<String>, FileError> {
         let failed = |error| FileError::from_io("read", folder, error);
         let mut present = BTreeSet::new();
         for entry in std::fs::read_dir(folder).map_err(failed)? {

@@ -7,12 +7,14 @@
 
 mod document;
 mod number;
+mod receipt;
 mod run;
 mod side;
 mod tensor;
 
 pub use document::{DocumentDifference, Documents, KeyDifference};
 pub use number::{Tally, decimal};
+pub use receipt::{ChainDifference, receipts};
 pub use run::{MetricDifference, RunDifference};
 pub use tensor::{Shown, TensorDifference, TensorMismatch, Values, compare as compare_tensors};
 

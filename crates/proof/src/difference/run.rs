@@ -4,6 +4,7 @@
 //! Lines are matched by step and kind, `timing` is ignored, and a loss is compared only if both
 //! lines are the mean over the same steps: logging frequency is not a difference.
 
+use super::receipt::{self, ChainDifference};
 use crate::error::FileError;
 use crate::json;
 use serde_json::{Map, Value};
@@ -23,6 +24,8 @@ pub struct RunDifference {
     /// Lines present in both.
     pub compared: u64,
     pub first: Option<MetricDifference>,
+    /// The first update in which their chains differ, if both have one.
+    pub chain: Option<ChainDifference>,
     /// The folder in each run whose tensors were compared: `final`, or the newest checkpoint that
     /// both have. None if they share none.
     pub tensors: Option<String>,
@@ -42,7 +45,7 @@ pub struct MetricDifference {
 
 impl RunDifference {
     pub fn is_none(&self) -> bool {
-        self.first.is_none() && self.steps[0] == self.steps[1]
+        self.first.is_none() && self.chain.is_none() && self.steps[0] == self.steps[1]
     }
 }
 
@@ -70,6 +73,7 @@ pub(super) fn compare(a: &Path, b: &Path) -> Result<(RunDifference, Option<[Path
             }
         }
     }
+    difference.chain = receipt::of_runs(a, b);
     difference.tensors = shared_folder(a, b)?;
     let folders = difference.tensors.as_ref().map(|name| [a.join(name), b.join(name)]);
     Ok((difference, folders))

@@ -8,6 +8,7 @@
 use crate::error::FileError;
 use crate::hash::Manifest;
 use crate::json::{self, UniqueMap};
+use crate::receipt;
 use crate::safetensors::TensorFiles;
 use serde::Deserialize;
 use serde_json::Value;
@@ -110,7 +111,9 @@ impl DiffSide {
             source.sets.insert(stem.to_string(), TensorFiles::open_stem(folder, stem)?);
         }
         for name in names {
-            if is_json(Path::new(name)) && !name.ends_with(INDEX) && name != Manifest::NAME {
+            // Records about the files are no content: two runs never share them.
+            let is_record = name == Manifest::NAME || name == receipt::NAME;
+            if is_json(Path::new(name)) && !name.ends_with(INDEX) && !is_record {
                 source.documents.insert(name.clone(), json::read(&folder.join(name))?);
             }
         }

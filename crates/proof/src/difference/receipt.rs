@@ -1,0 +1,99 @@
+//! Two receipts, or the chains of two runs: what differed first, and everything about the inputs
+//! that could explain it.
+
+use crate::chain::{Chain, Item};
+use crate::hash::Hash;
+use crate::name::quoted;
+use crate::receipt::{Made, Receipt};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Inputs listed by name at most, of each kind.
+const LISTED_MAX: usize = 20;
+
+/// The first update in which two chains differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainDifference {
+    pub step: u64,
+    pub item: Item,
+    /// Trained tensors of the item, if it has any.
+    pub tensors: Vec<String>,
+}
+
+/// None if the chains are equal as far as both go, or one of them is missing or damaged.
+pub(super) fn of_runs(a: &Path, b: &Path) -> Option<ChainDifference> {
+    let (a, b) = (Chain::read(a).ok()?, Chain::read(b).ok()?);
+    let (update, item) =
+        a.updates.iter().zip(&b.updates).find_map(|(a, b)| a.first_difference(b).map(|item| (a, item)))?;
+    // Parts have names only if both train the same tensors.
+    let part = item.part().filter(|_| a.origin.tensors == b.origin.tensors);
+    let tensors = part.map_or(Vec::new(), |part| a.tensors_of(part).to_vec());
+    Some(ChainDifference { step: update.step, item, tensors })
+}
+
+/// What differs between two receipts, in words, what decides the result first.
+pub fn receipts(a: &Receipt, b: &Receipt) -> Vec<String> {
+    let (x, y) = (&a.made, &b.made);
+    let mut said = Vec::new();
+    for key in ["numerics", "profile", "start"] {
+        let value = |made: &Made| made.identity.get(key).map_or("none".to_string(), Clone::clone);
+        if value(x) != value(y) {
+            said.push(format!("{key}: {} against {}", value(x), value(y)));
+        }
+    }
+    values(&mut said, "config", &x.config, &y.config);
+    hashes(&mut said, "base tensor", &x.base.tensors, &y.base.tensors);
+    for (kind, x, y) in [("base file", &x.base.files, &y.base.files), ("tokenizer file", &x.tokenizer, &y.tokenizer)] {
+        let hash = |files: &BTreeMap<String, crate::hash::FileRecord>| -> BTreeMap<String, Hash> {
+            files.iter().map(|(name, record)| (name.clone(), record.blake3)).collect()
+        };
+        hashes(&mut said, kind, &hash(x), &hash(y));
+    }
+    for (at, (x, y)) in x.data.iter().zip(&y.data).enumerate() {
+        if let Some(lines) = x.first_difference(y) {
+            said.push(format!(
+                "data file {} ({}): line {} is the first that differs",
+                at + 1,
+                x.used_for,
+                lines.start()
+            ));
+        }
+    }
+    if x.data.len() != y.data.len() {
+        said.push(format!("data files: {} against {}", x.data.len(), y.data.len()));
+    }
+    if a.program != b.program {
+        said.push(format!("program: {} against {}", a.program, b.program));
+    }
+    if x.updates != y.updates {
+        said.push(format!("updates: {} against {}", x.updates, y.updates));
+    }
+    if x.link != y.link && said.is_empty() {
+        said.push("the chains differ although all inputs are the same: replay both".to_string());
+    }
+    said
+}
+
+fn values(said: &mut Vec<String>, kind: &str, a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) {
+    let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    let shown = |value: Option<&String>| value.map_or("not set".to_string(), |value| crate::name::harmless(value, 160));
+    for name in names.into_iter().filter(|name| a.get(*name) != b.get(*name)) {
+        said.push(format!("{kind} {}: {} against {}", quoted(name), shown(a.get(name)), shown(b.get(name))));
+    }
+}
+
+fn hashes(said: &mut Vec<String>, kind: &str, a: &BTreeMap<String, Hash>, b: &BTreeMap<String, Hash>) {
+    let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    let differing: Vec<&String> = names.into_iter().filter(|name| a.get(*name) != b.get(*name)).collect();
+    for name in differing.iter().take(LISTED_MAX) {
+        let what = match (a.contains_key(*name), b.contains_key(*name)) {
+            (true, true) => "differs",
+            (true, false) => "only in A",
+            _ => "only in B",
+        };
+        said.push(format!("{kind} {}: {what}", quoted(name)));
+    }
+    if differing.len() > LISTED_MAX {
+        said.push(format!("{kind}s: {} more", differing.len() - LISTED_MAX));
+    }
+}

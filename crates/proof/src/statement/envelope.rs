@@ -1,0 +1,93 @@
+//! DSSE envelopes: a payload, its type, and signatures over both (the pre-authentication encoding
+//! of DSSE version 1).
+
+use super::base64;
+use super::key::{PrivateKey, PublicKey};
+use crate::atomic::write_atomically;
+use crate::error::FileError;
+use crate::json;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
+
+/// An envelope as it stands in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Envelope {
+    payload: String,
+    #[serde(rename = "payloadType")]
+    payload_type: String,
+    signatures: Vec<SignatureOf>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SignatureOf {
+    keyid: String,
+    sig: String,
+}
+
+impl Envelope {
+    /// Around a payload, signed if there is a key.
+    pub fn new(payload: &[u8], key: Option<&PrivateKey>) -> Self {
+        let signature = |key: &PrivateKey| SignatureOf {
+            keyid: key.public().id(),
+            sig: base64::encode(&key.sign(&encoded(PAYLOAD_TYPE, payload))),
+        };
+        Self {
+            payload: base64::encode(payload),
+            payload_type: PAYLOAD_TYPE.to_string(),
+            signatures: key.into_iter().map(signature).collect(),
+        }
+    }
+
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+        let mut text = serde_json::to_string_pretty(self).expect("strings have a JSON form");
+        text.push('\n');
+        write_atomically(path, text.as_bytes())
+    }
+
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        let envelope: Self = json::read(path)?;
+        if envelope.payload_type != PAYLOAD_TYPE {
+            return Err(FileError::malformed(path, format!("its payload is not {PAYLOAD_TYPE}")));
+        }
+        Ok(envelope)
+    }
+
+    /// The payload; None if it is not base64.
+    pub fn payload(&self) -> Option<Vec<u8>> {
+        base64::decode(&self.payload)
+    }
+
+    pub fn is_signed(&self) -> bool {
+        !self.signatures.is_empty()
+    }
+
+    /// Whether one of the signatures is of this key.
+    pub fn is_signed_by(&self, key: &PublicKey) -> bool {
+        let Some(payload) = self.payload() else { return false };
+        let message = encoded(&self.payload_type, &payload);
+        let mut signatures = self.signatures.iter().filter_map(|signature| base64::decode(&signature.sig));
+        signatures.any(|signature| key.accepts(&message, &signature))
+    }
+}
+
+/// What is signed: `DSSEv1`, and both parts with their lengths.
+fn encoded(kind: &str, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = format!("DSSEv1 {} {kind} {} ", kind.len(), payload.len()).into_bytes();
+    bytes.extend(payload);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_encoding_is_that_of_the_standard() {
+        let kind = "http://example.com/HelloWorld";
+        assert_eq!(encoded(kind, b"hello world"), b"DSSEv1 29 http://example.com/HelloWorld 11 hello world");
+    }
+}

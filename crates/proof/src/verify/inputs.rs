@@ -1,0 +1,72 @@
+//! The base model and the data of a run, given by the user, against the receipt.
+
+use super::Report;
+use crate::error::FileError;
+use crate::hash::{FileRecord, Hash};
+use crate::receipt::{DataFile, Receipt};
+use crate::safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Compares the files of a model folder; of a tensor file that differs, the tensors.
+pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Result<(), FileError> {
+    for (name, recorded) in receipt.made.base.files.iter().chain(&receipt.made.tokenizer) {
+        let path = folder.join(name);
+        let Some(found) = report.take(&path, FileRecord::of(&path))? else { continue };
+        report.files += 1;
+        if found == *recorded {
+            continue;
+        }
+        let tensors = receipt.made.base.tensors.len();
+        let is_weights = path.extension().is_some_and(|kind| kind == "safetensors");
+        let differing = if is_weights { differing_tensors(&path, &receipt.made.base.tensors)? } else { Vec::new() };
+        match differing.split_first() {
+            None => {
+                report.find(&path, format!("the recorded hash is {}, but it has {}", recorded.blake3, found.blake3));
+            }
+            Some((first, rest)) => {
+                let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+                report.find(&path, format!("{first} differs from what the run was trained on{more} (of {tensors})"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Names of the tensors of a file that are not as recorded. A file that cannot be read has none: it
+/// is reported by its hash.
+fn differing_tensors(path: &Path, recorded: &BTreeMap<String, Hash>) -> Result<Vec<String>, FileError> {
+    let file = match SafeTensors::open(path) {
+        Err(error) if error.exit_code() == 8 => return Ok(Vec::new()),
+        file => file?,
+    };
+    let differs = |name: &str, bytes: &[u8]| recorded.get(name) != Some(&Hash::of_bytes(bytes));
+    let tensors = file.tensors().filter(|tensor| differs(tensor.name, tensor.bytes));
+    Ok(tensors.map(|tensor| crate::name::quoted(tensor.name)).collect())
+}
+
+/// Compares a data file with those of the run, and names the first line that differs from the one
+/// that is most like it.
+pub fn check_data(report: &mut Report, receipt: &Receipt, path: &Path) -> Result<(), FileError> {
+    let found = DataFile::of(path, "")?;
+    report.files += 1;
+    let data = &receipt.made.data;
+    if data.iter().any(|file| file.blake3 == found.blake3) {
+        return Ok(());
+    }
+    let first = |file: &&DataFile| file.first_difference(&found).map_or(u64::MAX, |lines| *lines.start());
+    let Some(nearest) = data.iter().max_by_key(first) else {
+        report.find(path, "the receipt names no data");
+        return Ok(());
+    };
+    let lines = nearest.first_difference(&found).unwrap_or(1..=1);
+    let (from, to) = lines.into_inner();
+    let place = if from == to { format!("line {from}") } else { format!("one of lines {from} to {to}") };
+    let counts = if nearest.line_count == found.line_count {
+        String::new()
+    } else {
+        format!("; it has {} lines, the run's has {}", found.line_count, nearest.line_count)
+    };
+    report.find(path, format!("{place} is not what the run was trained on{counts}"));
+    Ok(())
+}

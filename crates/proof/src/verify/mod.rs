@@ -1,0 +1,156 @@
+//! Checks what a run left behind against its record, by reading alone: files, manifests, chain and
+//! metrics; and the base model and the data, if they are given.
+//!
+//! Everything wrong is listed, each with the file it is in. What a crash of an unfinished run may
+//! leave is a note.
+
+mod folder;
+mod inputs;
+mod metrics;
+
+pub use inputs::{check_base, check_data};
+
+use crate::error::FileError;
+use crate::hash::Manifest;
+use crate::receipt::{self, Receipt};
+use crate::regular;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// What is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub path: PathBuf,
+    pub what: String,
+}
+
+/// What was checked, and what was found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// `run`, `final` or `folder`.
+    pub kind: &'static str,
+    pub receipt: Option<Receipt>,
+    /// Files whose bytes were compared.
+    pub files: usize,
+    pub updates: u64,
+    pub checkpoints: usize,
+    pub findings: Vec<Finding>,
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn find(&mut self, path: &Path, what: impl Into<String>) {
+        self.findings.push(Finding { path: path.to_path_buf(), what: what.into() });
+    }
+
+    /// Takes a failure to read: damage is a finding, anything else stops.
+    pub(crate) fn take<T>(&mut self, path: &Path, result: Result<T, FileError>) -> Result<Option<T>, FileError> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(FileError::Missing { .. }) => {
+                self.find(path, "it is missing");
+                Ok(None)
+            }
+            Err(FileError::Malformed { path, what }) => {
+                self.find(&path, format!("it is malformed: {what}"));
+                Ok(None)
+            }
+            Err(FileError::Altered { path, what }) => {
+                self.find(&path, what);
+                Ok(None)
+            }
+            Err(error) if error.exit_code() == 8 => {
+                self.find(path, error.to_string());
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Checks a run folder, a final folder, or any folder with a manifest.
+pub fn verify(path: &Path) -> Result<Report, FileError> {
+    let found = std::fs::metadata(path).map_err(|error| FileError::from_io("read", path, error))?;
+    if !found.is_dir() {
+        return Err(FileError::malformed(path, "it is a file; name a run folder or a final folder"));
+    }
+    let has = |name: &str| path.join(name).symlink_metadata().is_ok();
+    if has(Manifest::NAME) {
+        return final_folder(path);
+    }
+    if has(receipt::NAME) || has(crate::chain::NAME) || has(metrics::NAME) {
+        return folder::run(path);
+    }
+    Err(FileError::Missing { path: path.join(receipt::NAME) })
+}
+
+/// A folder with a manifest, and possibly a receipt.
+fn final_folder(path: &Path) -> Result<Report, FileError> {
+    let mut report = Report { kind: "folder", ..Report::default() };
+    let Some(manifest) = manifest(&mut report, path)? else { return Ok(report) };
+    if !manifest.files.contains_key(receipt::NAME) {
+        report.notes.push("there is no receipt in it: files are compared with the manifest alone".to_string());
+        return Ok(report);
+    }
+    report.kind = "final";
+    let read = Receipt::read(path);
+    let Some(receipt) = report.take(&path.join(receipt::NAME), read)? else { return Ok(report) };
+    check_result(&mut report, path, &manifest, &receipt);
+    report.updates = receipt.made.updates;
+    report.receipt = Some(receipt);
+    Ok(report)
+}
+
+/// The manifest of a folder, if it is intact. Every file that differs from it is a finding.
+pub(crate) fn manifest(report: &mut Report, folder: &Path) -> Result<Option<Manifest>, FileError> {
+    let path = folder.join(Manifest::NAME);
+    let Some(manifest) = report.take(&path, Manifest::read(folder))? else { return Ok(None) };
+    let present: BTreeSet<String> = manifest.files.keys().cloned().chain(Manifest::present(folder)?).collect();
+    for name in present {
+        let path = folder.join(&name);
+        let Some(record) = manifest.files.get(&name) else {
+            report.find(&path, "it is not in the manifest");
+            continue;
+        };
+        let Some(size) = size(&path)? else {
+            report.find(&path, "it is missing");
+            continue;
+        };
+        if size != record.size {
+            report.find(&path, format!("{} bytes are recorded, but it has {size}", record.size));
+            continue;
+        }
+        report.files += 1;
+        let found = crate::Hash::of_file(&path);
+        if let Some(found) = report.take(&path, found)?
+            && found != record.blake3
+        {
+            report.find(&path, format!("the recorded hash is {}, but it has {found}", record.blake3));
+        }
+    }
+    Ok(Some(manifest))
+}
+
+/// Bytes of a regular file; None if it is missing.
+fn size(path: &Path) -> Result<Option<u64>, FileError> {
+    match regular::if_there(regular::open(path)) {
+        Ok(found) => Ok(found.map(|(_, size)| size)),
+        Err(FileError::NotRegular { .. }) => Ok(Some(u64::MAX)),
+        Err(error) => Err(error),
+    }
+}
+
+/// The files of a final folder are those that the receipt names.
+fn check_result(report: &mut Report, folder: &Path, manifest: &Manifest, receipt: &Receipt) {
+    let Some(result) = &receipt.result else {
+        report.find(&folder.join(receipt::NAME), "it names no files of the final folder");
+        return;
+    };
+    let recorded = result.iter().map(|(name, record)| (name, Some(record)));
+    let names: BTreeSet<&String> = recorded.map(|(name, _)| name).chain(manifest.files.keys()).collect();
+    for name in names.into_iter().filter(|name| *name != receipt::NAME) {
+        if result.get(name) != manifest.files.get(name) {
+            report.find(&folder.join(name), "the manifest and the receipt record different contents of it");
+        }
+    }
+}
