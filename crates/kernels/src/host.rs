@@ -2,8 +2,9 @@
 //! a backend of the host, and every backend gives the same bits, so where a number is computed does
 //! not show.
 
-use crate::backend::{Backend, DeviceFailure, F32, Memory};
-use crate::op::{AdamWTensor, AdamWUpdate, Add, Scale, SumSquares};
+use crate::backend::{Backend, BegunDigest, DeviceFailure, F32, Memory};
+use crate::op::{AdamWTensor, AdamWUpdate, Add, AnyBuffer, Scale, SumSquares};
+use isobit_numerics::digest::Digest;
 
 /// What the optimizer does with tensors in the memory `M`.
 pub trait HostOps<M: Memory> {
@@ -17,6 +18,7 @@ pub trait HostOps<M: Memory> {
     fn scale(&self, tensors: Vec<&mut F32<M>>, factor: f32);
     fn sums_of_squares(&self, tensors: &[&F32<M>]) -> Result<Vec<f32>, DeviceFailure>;
     fn adamw(&self, tensors: Vec<AdamWTensor<'_, M>>);
+    fn digests(&self, tensors: &[&F32<M>]) -> Result<Vec<Digest>, DeviceFailure>;
 }
 
 impl<B: Backend> HostOps<B::Memory> for B {
@@ -57,5 +59,11 @@ impl<B: Backend> HostOps<B::Memory> for B {
         if !tensors.is_empty() {
             self.run(AdamWUpdate { tensors });
         }
+    }
+
+    fn digests(&self, tensors: &[&F32<B::Memory>]) -> Result<Vec<Digest>, DeviceFailure> {
+        let begin = |tensor: &&F32<B::Memory>| BegunDigest::<B::Memory>::new(self, AnyBuffer::F32(*tensor));
+        let begun: Vec<_> = tensors.iter().map(begin).collect();
+        begun.iter().map(|digest| digest.finish(self)).collect()
     }
 }

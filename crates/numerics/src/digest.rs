@@ -58,22 +58,27 @@ impl Digest {
 
     /// Digest of the little-endian bytes of float32 numbers.
     pub fn of_f32(values: &[f32]) -> Self {
-        if cfg!(target_endian = "little") {
-            // SAFETY: float32 has no padding and bytes have no alignment; length and lifetime are
-            // those of the slice.
-            let bytes = unsafe { core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
-            return Self::of_bytes(bytes);
-        }
-        let mut sum = [0; 2];
-        for (index, chunk) in values.chunks(BLOCK_WORDS).enumerate() {
-            let mut words = [0; BLOCK_WORDS];
-            for (word, value) in words.iter_mut().zip(chunk) {
-                *word = value.to_bits();
-            }
-            sum = combine(sum, block(&words, index as u64));
-        }
-        finish(sum, 4 * values.len() as u64)
+        finish(blocks_of_f32(values, 0), 4 * values.len() as u64)
     }
+}
+
+/// [`blocks`] of the little-endian bytes of float32 numbers.
+pub fn blocks_of_f32(values: &[f32], first: u64) -> [u64; 2] {
+    if cfg!(target_endian = "little") {
+        // SAFETY: float32 has no padding and bytes have no alignment; length and lifetime are those
+        // of the slice.
+        let bytes = unsafe { core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+        return blocks(bytes, first);
+    }
+    let mut sum = [0; 2];
+    for (index, chunk) in (first..).zip(values.chunks(BLOCK_WORDS)) {
+        let mut words = [0; BLOCK_WORDS];
+        for (word, value) in words.iter_mut().zip(chunk) {
+            *word = value.to_bits();
+        }
+        sum = combine(sum, block(&words, index));
+    }
+    sum
 }
 
 /// Sum of the contributions of all blocks of `bytes`, the first of which has index `first`. Every

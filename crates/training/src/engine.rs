@@ -14,6 +14,7 @@ use isobit_models::TrainedTensor;
 use isobit_numerics::digest::Digest;
 use isobit_numerics::lanes::sum;
 use isobit_numerics::slices::Profile;
+use isobit_proof::chain::TensorDigests;
 use std::ops::Range;
 
 /// What computes an update. Trained tensors are named by their index in model order.
@@ -119,27 +120,30 @@ pub trait Engine {
         // Norms and coefficients are computed on the calling thread.
         float_state::restore();
         let StepGradients { mut gradients, loss, targets } = self.gradients(rows, step, settings)?;
-        let grad_norm = self.clip_and_apply(&mut gradients, step, learning_rate, settings)?;
+        let Applied { grad_norm, digests } = self.clip_and_apply(&mut gradients, step, learning_rate, settings)?;
         let tokens = rows.iter().map(|row| row.tokens().len()).sum();
-        Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
+        Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets, digests })
     }
 
     /// The second half of an update: clips the gradients, applies them and checks the new values.
-    /// Returns the norm before clipping.
     fn clip_and_apply(
         &mut self,
         gradients: &mut Self::Gradients,
         step: u64,
         learning_rate: f64,
         settings: &StepSettings,
-    ) -> Result<f32, StepError> {
+    ) -> Result<Applied, StepError> {
         let grad_norm = clip(self, gradients, step, settings.max_grad_norm)?;
         let squares = self.apply(gradients, step, learning_rate, settings)?;
         if let Some(tensor) = first_not_finite(self, &squares) {
             return Err(StepError::Parameter { step, tensor });
         }
-        Ok(grad_norm)
+        let digests = if settings.digests { self.update_digests(gradients)? } else { Vec::new() };
+        Ok(Applied { grad_norm, digests })
     }
+
+    /// Digests of the gradient that was applied, and of the new values and moments, by tensor.
+    fn update_digests(&self, gradients: &Self::Gradients) -> Result<Vec<TensorDigests>, StepError>;
 
     /// The digest of the values of each trained tensor.
     fn digests(&self) -> Result<Vec<Digest>, StepError> {
@@ -159,6 +163,14 @@ pub struct StepGradients<G> {
     /// Sum of the losses of all targets, including load balancing.
     pub loss: f64,
     pub targets: usize,
+}
+
+/// How gradients were applied.
+pub struct Applied {
+    /// Before clipping.
+    pub grad_norm: f32,
+    /// Empty if they were not asked for.
+    pub digests: Vec<TensorDigests>,
 }
 
 /// What is stored of a trained tensor.

@@ -7,6 +7,7 @@ use isobit_kernels::op::AdamWTensor;
 use isobit_kernels::tensor::HostF32;
 use isobit_kernels::{Backend, DeviceFailure};
 use isobit_numerics::adamw::Coefficients;
+use isobit_numerics::digest::Digest;
 
 /// Of the first tensors, in the order of the parameters.
 pub(crate) struct HostOptimizer<B: Backend> {
@@ -71,6 +72,18 @@ impl<B: Backend> HostOptimizer<B> {
 
     pub(crate) fn moment(&self, tensor: usize, order: usize) -> Result<Vec<f32>, DeviceFailure> {
         self.host.download(&self.moments[tensor][order])
+    }
+
+    /// Digests of the gradient that was applied and of both moments, by tensor.
+    pub(crate) fn digests(
+        &self,
+        gradients: &Gradients<B>,
+        parameters: &Parameters<B>,
+    ) -> Result<Vec<[Digest; 3]>, DeviceFailure> {
+        let of = |(id, _): (_, &Parameter<B>)| gradients.get_on_host(id);
+        let all = parameters.iter().map(of).zip(&self.moments).flat_map(|(gradient, [m, v])| [gradient, m, v]);
+        let digests = self.host.digests(&all.collect::<Vec<_>>())?;
+        Ok(digests.as_chunks::<3>().0.to_vec())
     }
 
     pub(crate) fn write_moment(&mut self, tensor: usize, order: usize, numbers: &[f32]) {

@@ -2,6 +2,7 @@
 //!
 //! `run.rs` is the table of contents, in the order things happen.
 
+pub mod audit;
 pub mod batch;
 pub mod checkpoint;
 pub mod config;
@@ -22,12 +23,15 @@ pub mod plan;
 pub mod prepare;
 mod quiet;
 pub mod ranks;
+mod record;
+pub mod replay;
 pub mod row;
 pub mod run;
 pub mod schedule;
 pub mod signal;
 pub mod stages;
 mod starting_adapter;
+mod state;
 pub mod step;
 pub mod summary;
 pub mod targets;

@@ -8,6 +8,7 @@
 //! so a changed, missing or moved line is detected.
 
 use isobit_proof::atomic::AtomicFile;
+use isobit_proof::line::{CHECK, NO_LINES, chained, checked, checksum, shared};
 use isobit_proof::{FileError, Hash, regular};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -20,12 +21,6 @@ const SCHEMA: &str = "isobit.metrics/1";
 
 /// The start of every line.
 pub(crate) const LINE_START: &str = "{\"schema\":\"isobit.metrics/";
-/// Starts the two fields that may differ between equal runs.
-const TIMING: &str = ",\"timing\":";
-const CHECK: &str = ",\"check\":\"";
-/// Hexadecimal digits of a line's checksum.
-const CHECK_DIGITS: usize = 16;
-
 /// BOUND: bytes of a line, far more than we write.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
@@ -142,21 +137,6 @@ impl Record {
     }
 }
 
-/// The checksum of everything before it in its line.
-fn checksum(before: &str) -> String {
-    let mut digits = Hash::of_bytes(before.as_bytes()).to_string();
-    digits.truncate(CHECK_DIGITS);
-    digits
-}
-
-/// The line up to its checksum, and the checksum; None if there is no checksum, as in files of
-/// earlier versions.
-fn checked(line: &str) -> Option<(&str, &str)> {
-    let digits = line.strip_suffix("\"}")?;
-    let (before, check) = digits.split_at_checked(digits.len().checked_sub(CHECK_DIGITS)?)?;
-    Some((before.strip_suffix(CHECK)?, check))
-}
-
 fn hex(value: f64) -> String {
     format!("{:016x}", value.to_bits())
 }
@@ -164,20 +144,6 @@ fn hex(value: f64) -> String {
 /// The part of a line that two equal runs share.
 pub fn without_timing(line: &str) -> String {
     format!("{}}}", shared(line))
-}
-
-/// The same without the closing brace.
-fn shared(line: &str) -> &str {
-    let at = line.rfind(TIMING).or_else(|| line.rfind(CHECK));
-    at.map_or(line.strip_suffix('}').unwrap_or(line), |at| &line[..at])
-}
-
-/// The digest of zero lines.
-const NO_LINES: Hash = Hash([0; 32]);
-
-/// Extends the digest of the previous lines with this one.
-fn chained(before: Hash, line: &str) -> Hash {
-    Hash::of_bytes(&[&before.0, shared(line).as_bytes()].concat())
 }
 
 /// The open file of a run.

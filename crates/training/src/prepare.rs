@@ -11,9 +11,10 @@ use crate::starting_adapter;
 use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_kernels::DeviceFailure;
+use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights};
 use isobit_proof::FileError;
-use isobit_proof::hash::{Hash, Manifest};
+use isobit_proof::hash::{FileRecord, Hash, Manifest};
 use isobit_proof::regular;
 use isobit_proof::safetensors::TensorFiles;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,10 @@ impl RunError {
             Self::Model(_) | Self::Differs { .. } => 8,
             Self::Checkpoint(error) => error.exit_code(),
             Self::Step(StepError::Device(failure)) | Self::Device(failure) if failure.is_out_of_memory() => 4,
-            Self::Step(StepError::Device(_) | StepError::Tape(_) | StepError::Stage { .. }) | Self::Device(_) => 6,
+            Self::Step(
+                StepError::Device(_) | StepError::Tape(_) | StepError::Stage { .. } | StepError::Audit { .. },
+            )
+            | Self::Device(_) => 6,
             Self::Step(_) => 5,
         }
     }
@@ -94,6 +98,9 @@ impl RunError {
                     .to_string(),
             ),
             Self::Device(_) => Some("`isobit devices` lists what this machine has".to_string()),
+            Self::Step(StepError::Audit { .. }) => Some(
+                "one of the two computes wrongly: `isobit doctor` tests devices; resume on another one".to_string(),
+            ),
             Self::Step(StepError::Loss { .. } | StepError::Gradient { .. } | StepError::Parameter { .. }) => {
                 Some("try a smaller learning rate, or look at the row with `isobit data show`".to_string())
             }
@@ -114,6 +121,8 @@ pub struct Prepared {
     pub identity: Identity,
     /// The tensor file of the adapter that the run starts from.
     pub start: Option<PathBuf>,
+    /// The files that the base's digest covers.
+    pub base_files: Vec<(String, FileRecord)>,
 }
 
 pub fn prepare(run: Run) -> Result<Prepared, RunError> {
@@ -125,15 +134,16 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     let Rows { train, eval, report } = rows(&run, &model)?;
     let steps = run.steps(train.len() as u64);
     let start = starting_adapter::find(&run, &model)?;
+    let base_files = base_files(&run.base_model, &weights)?;
     let identity = Identity {
         run: run.digest(),
         data: Hash::of_bytes(format!("{}{}", row::digest(&train), row::digest(&eval)).as_bytes()).to_string(),
-        base: base_digest(&run.base_model, &weights)?.to_string(),
+        base: digest_of_base(&base_files).to_string(),
         profile: run.profile.name().to_string(),
         numerics: isobit_numerics::VERSION.to_string(),
         start: start.as_deref().map(Hash::of_file).transpose()?.map(|digest| digest.to_string()),
     };
-    Ok(Prepared { run, steps, model, weights, train, eval, report, identity, start })
+    Ok(Prepared { run, steps, model, weights, train, eval, report, identity, start, base_files })
 }
 
 /// Checks that the longest rows the config allows fit the positions of the model.
@@ -281,15 +291,24 @@ fn hold_out(train: &mut Vec<Row>, count: usize, seed: u64) -> Result<Vec<Row>, R
 
 /// Digest of `config.json`, `quantize_config.json` and every weight file.
 pub fn base_digest(folder: &Path, weights: &Weights) -> Result<Hash, FileError> {
-    let mut text = Hash::of_file(&folder.join("config.json"))?.to_string();
+    Ok(digest_of_base(&base_files(folder, weights)?))
+}
+
+fn digest_of_base(files: &[(String, FileRecord)]) -> Hash {
+    let text: String = files.iter().map(|(_, record)| record.blake3.to_string()).collect();
+    Hash::of_bytes(text.as_bytes())
+}
+
+/// The files of a base model, with their hashes.
+fn base_files(folder: &Path, weights: &Weights) -> Result<Vec<(String, FileRecord)>, FileError> {
     let beside = folder.join(QUANTIZE_CONFIG);
-    if beside.exists() {
-        text.push_str(&Hash::of_file(&beside)?.to_string());
-    }
-    for file in weights.tensor_files().files() {
-        text.push_str(&Hash::of_file(file.path())?.to_string());
-    }
-    Ok(Hash::of_bytes(text.as_bytes()))
+    let configs = [Some(folder.join("config.json")), beside.exists().then_some(beside)].into_iter().flatten();
+    let all = configs.chain(weights.tensor_files().files().iter().map(|file| file.path().to_path_buf()));
+    let record = |path: PathBuf| {
+        let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        Ok((name, FileRecord::of(&path)?))
+    };
+    all.map(record).collect()
 }
 
 /// What the config trains.
@@ -314,6 +333,12 @@ pub fn trained(run: &Run) -> Trained {
     }
 }
 
+/// How the model of a run is built.
+pub fn build_settings(run: &Run) -> Settings {
+    let positions = run.training.max_seq_length as usize;
+    Settings { trained: trained(run), profile: run.profile, positions, seed: run.seed }
+}
+
 pub fn step_settings(run: &Run) -> StepSettings {
     let training = &run.training;
     StepSettings {
@@ -327,5 +352,6 @@ pub fn step_settings(run: &Run) -> StepSettings {
         beta2: training.adam_beta2,
         eps: training.adam_epsilon,
         weight_decay: training.weight_decay,
+        digests: true,
     }
 }

@@ -3,20 +3,23 @@
 //! a resumed run equals the uninterrupted one.
 #![expect(clippy::float_arithmetic, reason = "means of losses for the metrics")]
 
-use crate::checkpoint::{self, Opened, Progress, RESOLVED, Snapshot, Start};
+use crate::audit::{self, Auditor};
+use crate::checkpoint::{self, Opened, Progress, RESOLVED, Start};
 use crate::config::{self, Adapter, Run};
 use crate::data::EpochOrder;
 use crate::data_record;
-use crate::engine::{Engine, Stored};
+use crate::engine::Engine;
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::model_folder::{self, ModelFolder, Shapes};
-use crate::prepare::{Prepared, RunError, base_digest, step_settings, trained};
+use crate::prepare::{Prepared, RunError, base_digest, build_settings, step_settings};
 use crate::ranks::shards::Shards;
 use crate::ranks::{Team, sharded, update};
+use crate::record::{self, Recorder};
 use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::starting_adapter;
+use crate::state::{Live, State};
 use crate::step::{Evaluation, StepReport};
 use crate::tensorboard::EventFile;
 use crate::trainer::{Placement, Trainer};
@@ -24,10 +27,10 @@ use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
 use isobit_models::build::Settings;
 use isobit_models::{Trained, TrainedTensor, build_whole, peft};
-use isobit_proof::FileError;
 use isobit_proof::atomic::write_atomically;
+use isobit_proof::chain;
 use isobit_proof::lock::Lock;
-use isobit_proof::safetensors::NamedTensor;
+use isobit_proof::{FileError, receipt};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -47,6 +50,21 @@ pub trait Watch {
     fn logged(&mut self, _record: &Record) {}
     fn evaluated(&mut self, _step: u64, _evaluation: &Evaluation, _best: bool) {}
     fn saved(&mut self, _folder: &Path) {}
+    /// Something about the run that its user should know.
+    fn noted(&mut self, _what: &str) {}
+    /// Whether a run that would leave no receipt is refused.
+    fn needs_receipt(&self) -> bool {
+        false
+    }
+    /// What computes a micro-batch of this update a second time, if it is audited, and the number
+    /// of the audit.
+    fn auditor(&mut self, _step: u64) -> Option<(&mut dyn Auditor, u64)> {
+        None
+    }
+    /// What the run computes on, for its receipt; for information only.
+    fn environment(&mut self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
     /// Whether the run should stop after this step.
     fn stop(&mut self) -> Option<Signal> {
         None
@@ -107,12 +125,7 @@ pub fn train_with<E: Engine>(
         lock = Some(held);
         Ok(from)
     })?;
-    let settings = Settings {
-        trained: trained(run),
-        profile: run.profile,
-        positions: run.training.max_seq_length as usize,
-        seed: run.seed,
-    };
+    let settings = build_settings(run);
     let engine = team.agree_on(make(&settings))?;
     let shards = if is_sharded(run, team) { Some(team.agree_on(shards(&engine, team))?) } else { None };
     let mut state = State { engine, shards, progress: Progress::start(prepared.identity.clone()) };
@@ -127,13 +140,13 @@ pub fn train_with<E: Engine>(
     } else {
         team.agree_on(starting_adapter::load(prepared, &mut state.engine))?;
     }
-    let mut log = first(team, || begin(&state, prepared, from, start, watch))?;
+    let mut log = first(team, || begin(&state, prepared, from, start, (team.threads(), watch)))?;
     let trained_count = state.engine.tensors().iter().map(TrainedTensor::length).sum();
     watch.started(prepared, trained_count, state.progress.step);
     let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), team, watch)?;
     if let Outcome::Finished { .. } = outcome {
-        let finish = |result: &Final<'_>| finish(&state, prepared, result);
-        team.agree_on(result.as_ref().map_or(Ok(()), finish))?;
+        let finish = |(result, log): (&Final<'_>, &mut Log)| finish(&state, prepared, result, log);
+        team.agree_on(result.as_ref().zip(log.as_mut()).map_or(Ok(()), finish))?;
     }
     team.end();
     Ok(outcome)
@@ -163,6 +176,7 @@ fn claim(prepared: &Prepared, start: Start) -> Result<(Lock, Option<u64>), RunEr
     // Check again, now that we hold the lock.
     let from = examine(prepared, start)?;
     checkpoint::clean(output, &prepared.identity, |name| match run.adapter {
+        _ if name == receipt::NAME => true,
         Adapter::Lora(_) => [checkpoint::ADAPTER, checkpoint::ADAPTER_CONFIG].contains(&name),
         Adapter::Full | Adapter::LastBlocks(_) => model_folder::may_hold(&run.base_model, name),
     })?;
@@ -175,7 +189,7 @@ fn begin<E: Engine>(
     prepared: &Prepared,
     from: Option<u64>,
     start: Start,
-    watch: &mut dyn Watch,
+    (threads, watch): (usize, &mut dyn Watch),
 ) -> Result<Log, RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
     let metrics = if let Some(step) = from {
@@ -187,7 +201,9 @@ fn begin<E: Engine>(
     // Not earlier: a refused run leaves the folder unchanged.
     write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
     data_record::write(output, &prepared.report)?;
-    let mut log = Log { metrics, events: None };
+    let record = Recorder::begin(state, prepared, from, (threads, watch))?;
+    let mut log = Log { metrics, events: None, record };
+    log.write_receipt(&state.progress, &run.output_dir)?;
     if run.report_to_tensorboard {
         let folder = output.join("tensorboard");
         log.events = Some(EventFile::create(&folder, state.progress.step, watch.wall_seconds())?);
@@ -284,6 +300,9 @@ fn steps<E: Engine>(
         let (completed, begun) = (state.progress.step, watch.seconds());
         let rows = rows_of(prepared, &mut order, completed);
         let learning_rate = schedule.at(completed);
+        if let Some((auditor, number)) = watch.auditor(completed + 1) {
+            audit::check(&state.engine, auditor, &rows, (completed + 1, number), &settings)?;
+        }
         let waited = team.seconds();
         let State { engine, shards, .. } = state;
         let report = match shards {
@@ -311,9 +330,13 @@ fn steps<E: Engine>(
             since_log = SinceLog::default();
             (state.progress.loss_sum, state.progress.loss_count) = (0.0, 0);
         }
-        let mut better = false;
+        let mut evaluation = None;
         if run.has_eval() && run.eval.every.is_due(step, prepared.steps) {
-            better = evaluate(state, prepared, log, team, watch)?;
+            evaluation = Some(evaluate(state, prepared, log, team, watch)?);
+        }
+        let better = evaluation.is_some_and(|evaluation| evaluation.best);
+        if let Some(record) = log.as_mut().and_then(|log| log.record.as_mut()) {
+            record.append(&record::line(step, &rows, &report, learning_rate, evaluation))?;
         }
         let early = stops_early(&state.progress);
         let signal = if team.is_alone() { watch.stop() } else { team.signal() };
@@ -348,13 +371,17 @@ fn save<E: Engine>(
     let (run, step) = (&prepared.run, state.progress.step);
     log.metrics.sync()?;
     state.progress.metrics = Some(log.metrics.digest());
+    if let Some(record) = &mut log.record {
+        record.sync()?;
+        state.progress.chain = Some(record.link());
+    }
     checkpoint::announce(&run.output_dir, step, only_signal)?;
     checkpoint::save(&run.output_dir, &state.snapshot(moments)?, adapter_config)?;
     if let Some(best) = state.progress.best.filter(|best| kept && best.step == step) {
         checkpoint::mark_best(&run.output_dir, step, best.metric)?;
     }
     checkpoint::prune(&run.output_dir, run.training.save_total_limit, &prepared.identity)?;
-    Ok(())
+    log.write_receipt(&state.progress, &run.output_dir)
 }
 
 /// Whether the config alone makes a checkpoint due after `step`. One requested only by a signal is
@@ -364,7 +391,7 @@ fn is_kept(prepared: &Prepared, step: u64, better: bool) -> bool {
 }
 
 /// The rows of the update that follows `completed` updates: a pure function of seed and step.
-fn rows_of<'a>(prepared: &'a Prepared, order: &mut EpochOrder, completed: u64) -> Vec<&'a Row> {
+pub(crate) fn rows_of<'a>(prepared: &'a Prepared, order: &mut EpochOrder, completed: u64) -> Vec<&'a Row> {
     let (epoch, place) = (completed / prepared.steps.per_epoch, completed % prepared.steps.per_epoch);
     let (count, together) = (prepared.train.len(), prepared.run.rows_per_update() as usize);
     let start = (place as usize * together).min(count);
@@ -378,7 +405,7 @@ fn evaluate<E: Engine>(
     log: &mut Option<Log>,
     team: &Team<'_>,
     watch: &mut dyn Watch,
-) -> Result<bool, RunError> {
+) -> Result<chain::Evaluation, RunError> {
     float_state::restore();
     let begun = watch.seconds();
     let rows: Vec<&Row> = prepared.eval.iter().collect();
@@ -395,7 +422,7 @@ fn evaluate<E: Engine>(
         log.append(&record(prepared, &state.progress, event, timing), watch)?;
     }
     watch.evaluated(state.progress.step, &evaluation, better);
-    Ok(better)
+    Ok(record::evaluated(&evaluation, better))
 }
 
 /// The future contents of the folder `final`, settled before the first step: a run should not end
@@ -421,7 +448,7 @@ impl<'a> Final<'a> {
 }
 
 /// Writes the folder `final`: the best weights if the config asks for them, else the last.
-fn finish<E: Engine>(state: &State<E>, prepared: &Prepared, result: &Final<'_>) -> Result<(), RunError> {
+fn finish<E: Engine>(state: &State<E>, prepared: &Prepared, result: &Final<'_>, log: &mut Log) -> Result<(), RunError> {
     let run = &prepared.run;
     let best = checkpoint::best(&run.output_dir)?.filter(|_| run.training.load_best_model_at_end);
     let saved = match best {
@@ -435,7 +462,7 @@ fn finish<E: Engine>(state: &State<E>, prepared: &Prepared, result: &Final<'_>) 
         Some(saved) => Ok(saved.weight(name, shape)?),
         None => live.tensor(name),
     };
-    checkpoint::replace_final(&run.output_dir, &prepared.identity, |folder| match result {
+    let mut put = |folder: &Path| match result {
         Final::Adapter { config, shapes } => checkpoint::put_adapter(folder, config, |path| {
             model_folder::put_tensors(path, shapes, run.training.save_dtype, &mut tensor)
         }),
@@ -444,8 +471,16 @@ fn finish<E: Engine>(state: &State<E>, prepared: &Prepared, result: &Final<'_>) 
             check_base(prepared)?;
             Ok(names)
         }
+    };
+    checkpoint::replace_final(&run.output_dir, &prepared.identity, |folder| {
+        let mut names = put(folder)?;
+        if let Some(record) = &mut log.record {
+            record.finish(folder, &names, &state.progress)?;
+            names.push(receipt::NAME.to_string());
+        }
+        Ok::<_, RunError>(names)
     })?;
-    Ok(())
+    log.write_receipt(&state.progress, &run.output_dir)
 }
 
 /// Frozen tensors of the result are copied from the base's files: those must be what they were when
@@ -462,114 +497,24 @@ fn check_base(prepared: &Prepared) -> Result<(), RunError> {
     .into())
 }
 
-/// Trained tensors as stored in files, copied from the device on demand.
-struct Live<'a, E: Engine> {
-    engine: &'a E,
-    /// The tensor in memory for every name in a file.
-    tensors: BTreeMap<String, usize>,
-    /// The last few tensors: a file stores those of one layer's experts side by side.
-    recent: Vec<(usize, Vec<NamedTensor>)>,
-}
-
-impl<'a, E: Engine> Live<'a, E> {
-    const RECENT_MAX: usize = 2;
-
-    fn new(engine: &'a E) -> Self {
-        let all = engine.tensors().iter().enumerate();
-        let named = all.flat_map(|(at, tensor)| tensor.in_file().into_iter().map(move |(name, _)| (name, at)));
-        Self { engine, tensors: named.collect(), recent: Vec::new() }
-    }
-
-    fn tensor(&mut self, name: &str) -> Result<Vec<f32>, RunError> {
-        let at = self.tensors[name];
-        if !self.recent.iter().any(|(other, _)| *other == at) {
-            if self.recent.len() == Self::RECENT_MAX {
-                self.recent.remove(0);
-            }
-            let values = self.engine.read(at, Stored::Value)?;
-            self.recent.push((at, self.engine.tensors()[at].to_file(values)));
-        }
-        let held = self.recent.iter_mut().find(|(other, _)| *other == at).map(|(_, tensors)| tensors);
-        let tensor = held.into_iter().flatten().find(|tensor| tensor.name == name);
-        // Each is requested once.
-        Ok(tensor.map(|tensor| std::mem::take(&mut tensor.values)).unwrap_or_default())
-    }
-}
-
 /// The last component of a path: nothing absolute is stored.
 fn base_name(folder: &Path) -> String {
     folder.file_name().map_or("base".to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Everything that can change during a run.
-struct State<E: Engine> {
-    engine: E,
-    /// The optimizer state, where ranks share it.
-    shards: Option<Shards>,
-    progress: Progress,
-}
-
-impl<E: Engine> State<E> {
-    /// `moments` are those of all tensors if the engine does not hold them.
-    fn snapshot(&self, mut moments: Option<[Vec<Vec<f32>>; 2]>) -> Result<Snapshot, RunError> {
-        let (mut weights, mut moments1, mut moments2) = (Vec::new(), Vec::new(), Vec::new());
-        for (at, tensor) in self.engine.tensors().iter().enumerate() {
-            weights.extend(tensor.to_file(self.engine.read(at, Stored::Value)?));
-            let mut moment = |order: usize| match &mut moments {
-                Some(gathered) => Ok(std::mem::take(&mut gathered[order][at])),
-                None => self.engine.read(at, Stored::Moment(order)),
-            };
-            moments1.extend(tensor.to_file(moment(0)?));
-            moments2.extend(tensor.to_file(moment(1)?));
-        }
-        Ok(Snapshot { step: self.progress.step, weights, moments1, moments2, progress: self.progress.clone() })
-    }
-
-    /// Restores one tensor at a time, in place: nothing is held twice. Rank 0 reads the checkpoint
-    /// and sends it to the others.
-    fn restore(&mut self, opened: Option<&Opened>, team: &Team<'_>) -> Result<(), RunError> {
-        let mut restored = Ok(());
-        for at in 0..self.engine.tensors().len() {
-            for which in [Stored::Moment(0), Stored::Moment(1), Stored::Value] {
-                let tensor = &self.engine.tensors()[at];
-                let read = |opened: &Opened| -> Result<Vec<f32>, RunError> {
-                    Ok(tensor.from_file(|name, shape| match which {
-                        Stored::Moment(order) => opened.moment(order, name, shape),
-                        Stored::Value => opened.weight(name, shape),
-                    })?)
-                };
-                match team.share_first(opened.map(read)) {
-                    // A rank that cannot write still takes part in what follows.
-                    Ok(values) => restored = restored.and(self.put(at, which, values)),
-                    Err(error) => return team.agree_on(Err(error)),
-                }
-            }
-        }
-        let engine = &self.engine;
-        let read = |shards: &mut Shards| shards.read_values(engine).map_err(RunError::from);
-        team.agree_on(restored.and_then(|()| self.shards.as_mut().map_or(Ok(()), read)))?;
-        let progress = || opened.map(|opened| opened.progress.clone()).expect("rank 0 has opened it");
-        self.progress = team.from_first(|| Ok(progress()))?;
-        Ok(())
-    }
-
-    /// Overwrites a tensor, or this rank's part of it.
-    fn put(&mut self, tensor: usize, which: Stored, values: Vec<f32>) -> Result<(), RunError> {
-        match (which, &mut self.shards) {
-            (Stored::Moment(order), Some(shards)) => shards.write_moment(tensor, order, &values),
-            _ => self.engine.write(tensor, which, values)?,
-        }
-        Ok(())
-    }
-}
-
-/// Where lines go: `metrics.jsonl`, and TensorBoard's file if requested.
+/// Where lines go: `metrics.jsonl`, the chain, and TensorBoard's file if requested.
 struct Log {
     metrics: Metrics,
     events: Option<EventFile>,
+    /// None if the run continues one that has no chain.
+    record: Option<Recorder>,
 }
 
 impl Log {
+    fn write_receipt(&self, progress: &Progress, output_dir: &Path) -> Result<(), RunError> {
+        self.record.as_ref().map_or(Ok(()), |record| record.write(output_dir, progress, self.metrics.digest()))
+    }
+
     fn append(&mut self, record: &Record, watch: &mut dyn Watch) -> Result<(), RunError> {
         self.metrics.append(record)?;
         watch.logged(record);

@@ -6,6 +6,7 @@ use crate::row::Row;
 use isobit_autograd::{Policy, TapeError};
 use isobit_kernels::DeviceFailure;
 use isobit_numerics::slices::Profile;
+use isobit_proof::chain::TensorDigests;
 
 /// Why a step stops before the update.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,9 @@ pub enum StepError {
     Gradient { step: u64, tensor: String },
     #[error("step {step}: {tensor} is not finite after the update")]
     Parameter { step: u64, tensor: String },
+    /// Two computations of one micro-batch differ.
+    #[error("step {step}: an audit of {rows} found a difference: {what}")]
+    Audit { step: u64, rows: String, what: String },
     #[error("step {step} has no target")]
     NoTarget { step: u64 },
 }
@@ -55,10 +59,12 @@ pub struct StepSettings {
     pub beta2: f64,
     pub eps: f64,
     pub weight_decay: f64,
+    /// Whether a step also gives the digests of its gradient, weights and optimizer state.
+    pub digests: bool,
 }
 
 /// What a step reports.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// Mean loss of the targets, summed in float64 in the order of rows and tokens, plus the
     /// load-balancing loss if the model uses one.
@@ -67,6 +73,8 @@ pub struct StepReport {
     pub grad_norm: f32,
     pub tokens: usize,
     pub targets: usize,
+    /// Of the trained tensors in model order; empty if they were not asked for.
+    pub digests: Vec<TensorDigests>,
 }
 
 /// Loss and accuracy over rows that are not trained on.

@@ -16,6 +16,7 @@ use isobit_models::{Built, Model, TrainedTensor};
 use isobit_numerics::adamw::{AdamW, Coefficients};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
+use isobit_proof::chain::TensorDigests;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -183,6 +184,22 @@ impl<B: Backend> Trainer<B> {
         Ok(squares)
     }
 
+    /// Begins the digest of a tensor on the device. In host memory it is computed at once.
+    fn begin_value(&self, id: ParameterId) -> ValueDigest<B> {
+        match (&self.parameters.get(id).value, &self.host) {
+            (Value::Device(value), _) => ValueDigest::Begun(BegunDigest::new(&self.backend, AnyBuffer::F32(value))),
+            (Value::Host(value), Some(host)) => ValueDigest::Done(host.digests(&[value])),
+            (Value::Host(_), None) => unreachable!("{IN_HOST_MEMORY}"),
+        }
+    }
+
+    fn finish_value(&self, digest: ValueDigest<B>) -> Result<Digest, StepError> {
+        Ok(match digest {
+            ValueDigest::Begun(digest) => digest.finish(&self.backend)?,
+            ValueDigest::Done(digests) => digests?[0],
+        })
+    }
+
     /// The numbers of a tensor.
     fn value(&self, id: ParameterId) -> Result<Vec<f32>, DeviceFailure> {
         match (&self.parameters.get(id).value, &self.host) {
@@ -191,6 +208,12 @@ impl<B: Backend> Trainer<B> {
             (Value::Host(_), None) => unreachable!("{IN_HOST_MEMORY}"),
         }
     }
+}
+
+/// The digest of a value.
+enum ValueDigest<B: Backend> {
+    Begun(BegunDigest<B::Memory>),
+    Done(Result<Vec<Digest>, DeviceFailure>),
 }
 
 const IN_HOST_MEMORY: &str = "a trainer of values in host memory computes there";
@@ -326,16 +349,27 @@ impl<B: Backend> Engine for Trainer<B> {
 
     fn digests(&self) -> Result<Vec<Digest>, StepError> {
         // All on the device are begun before the first is waited for.
-        let begin = |value: &Value<B>| match value {
-            Value::Device(value) => Some(BegunDigest::new(&self.backend, AnyBuffer::F32(value))),
-            Value::Host(_) => None,
+        let begun: Vec<_> = self.ids.iter().map(|id| self.begin_value(*id)).collect();
+        begun.into_iter().map(|digest| self.finish_value(digest)).collect()
+    }
+
+    fn update_digests(&self, gradients: &Gradients<B>) -> Result<Vec<TensorDigests>, StepError> {
+        let begun: Vec<_> = self.ids.iter().map(|id| self.begin_value(*id)).collect();
+        let others = if let Some(optimizer) = &self.optimizer {
+            optimizer.digests(gradients, &self.parameters)?
+        } else {
+            let begin = |buffer| BegunDigest::new(&self.backend, AnyBuffer::F32(buffer));
+            let each = self.ids.iter().zip(&self.moments);
+            let begun: Vec<_> = each.map(|(id, [m, v])| [gradients.get(*id), m, v].map(begin)).collect();
+            let finish = |digest: &BegunDigest<B::Memory>| digest.finish(&self.backend);
+            let all = begun.iter().map(|[gradient, m, v]| Ok([finish(gradient)?, finish(m)?, finish(v)?]));
+            all.collect::<Result<Vec<_>, DeviceFailure>>()?
         };
-        let begun: Vec<_> = self.parameters.iter().map(|(id, parameter)| (id, begin(&parameter.value))).collect();
-        let finish = |(id, digest): (ParameterId, Option<BegunDigest<B::Memory>>)| match digest {
-            Some(digest) => Ok(digest.finish(&self.backend)?),
-            None => Ok(Digest::of_f32(&self.value(id)?)),
-        };
-        begun.into_iter().map(finish).collect()
+        let each = begun.into_iter().zip(others);
+        let digests = each.map(|(value, [gradient, m, v])| {
+            Ok(TensorDigests { gradient, value: self.finish_value(value)?, moments: [m, v] })
+        });
+        digests.collect()
     }
 }
 

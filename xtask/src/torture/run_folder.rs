@@ -1,12 +1,14 @@
 //! A run folder from the outside: whether two hold the same run, and the progress of one.
 
 use isobit_training::metrics::without_timing;
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Files that describe how a run was made, not its result.
 const NOT_COMPARED: [&str; 4] = ["LOCK", "config.resolved.toml", "config.toml", "plan.json"];
 const METRICS: &str = "metrics.jsonl";
+const RECEIPT: &str = "receipt.json";
 
 /// The first difference between two finished runs: weights, optimizer state, pointers and metrics
 /// without timing, byte by byte, and no extra or missing file.
@@ -23,6 +25,14 @@ pub(crate) fn difference(expected: &Path, other: &Path) -> Result<Option<String>
             difference(&first, &second)?
         } else if name == METRICS {
             different_metrics(&first, &second)?
+        } else if name == RECEIPT {
+            // The rest is about the folder and the machine.
+            let digest = |path: &Path| -> Result<Value, String> {
+                let value: Value = serde_json::from_slice(&read(path)?).map_err(|error| error.to_string())?;
+                Ok(value["digest"].clone())
+            };
+            let differ = digest(&first)? != digest(&second)?;
+            differ.then(|| format!("{} is of another run", second.display()))
         } else {
             let differ = read(&first)? != read(&second)?;
             differ.then(|| format!("{} has other bytes", second.display()))

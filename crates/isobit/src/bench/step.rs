@@ -78,6 +78,9 @@ pub(crate) struct Arguments {
     /// The most memory of a card that buffers may take, in GiB: exit 4 beyond it
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     memory: Option<u64>,
+    /// Leave out the digests that the receipt of a run needs, to see what they cost
+    #[arg(long)]
+    no_receipt: bool,
     /// Also time every op; on a device this waits for each op and slows the step
     #[arg(long)]
     breakdown: bool,
@@ -136,10 +139,11 @@ struct Subject {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let subject = match &arguments.config {
+    let mut subject = match &arguments.config {
         Some(path) => configured(path, &arguments.overrides, arguments.memory)?,
         None => published(arguments)?,
     };
+    subject.step.digests = !arguments.no_receipt;
     // The result says which device it is.
     match subject.devices[..] {
         [Chosen::Cpu { .. }] if arguments.memory.is_some() => Err(crate::train::no_card()),
@@ -225,6 +229,7 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
             beta2: 0.999,
             eps: 1e-8,
             weight_decay: 0.01,
+            digests: true,
         },
         rows: (0..arguments.batch).map(|row| random_row(row, arguments.seq, &model)).collect(),
         layers: Vec::new(),

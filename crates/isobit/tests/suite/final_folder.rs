@@ -90,6 +90,7 @@ fn a_whole_model_whose_evaluation_is_the_last_of_the_run() {
                 "config.json",
                 "generation_config.json",
                 "model.safetensors",
+                "receipt.json",
                 "tokenizer.json",
                 "tokenizer_config.json"
             ]

@@ -9,7 +9,7 @@ use super::state::{Identity, Progress};
 use super::{ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, RESOLVED, STATE, folder_name, folder_of, step_of, stopped};
 use crate::{data_record, metrics};
 use isobit_proof::lock::Lock;
-use isobit_proof::{FileError, Manifest};
+use isobit_proof::{FileError, Manifest, chain, receipt};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -108,7 +108,7 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
 }
 
 /// Steps of everything named like a checkpoint, folder or not.
-fn steps(output_dir: &Path) -> Result<Vec<u64>, Error> {
+pub fn steps(output_dir: &Path) -> Result<Vec<u64>, Error> {
     let failed = |error| FileError::from_io("read", output_dir, error);
     let mut steps = Vec::new();
     for entry in std::fs::read_dir(output_dir).map_err(failed)? {
@@ -203,6 +203,11 @@ fn check_files(output_dir: &Path, from: Option<u64>) -> Result<(), Error> {
     }
     if !begins_with(&output_dir.join(RESOLVED), "base_model = ")? {
         return foreign(RESOLVED);
+    }
+    for (name, start) in [(chain::NAME, chain::FILE_START), (receipt::NAME, receipt::FILE_START)] {
+        if !begins_with(&output_dir.join(name), start)? {
+            return foreign(name);
+        }
     }
     match Pointer::read(output_dir, Pointer::BEST) {
         Err(error) if is_no_file_of_ours(&error) => return foreign(Pointer::BEST),

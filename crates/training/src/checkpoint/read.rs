@@ -70,6 +70,16 @@ pub fn open(folder: &Path, identity: &Identity) -> Result<Opened, Error> {
     if !differences.is_empty() {
         return Err(Error::Different { folder: folder.to_path_buf(), differences });
     }
+    open_tensors(folder, progress)
+}
+
+/// Opens a checkpoint whatever run made it and whatever its manifest says: to look at what is in
+/// its files, not to resume from it.
+pub fn open_as_it_is(folder: &Path) -> Result<Opened, Error> {
+    open_tensors(folder, read_json(&folder.join(STATE))?)
+}
+
+fn open_tensors(folder: &Path, progress: Progress) -> Result<Opened, Error> {
     let adapter = folder.join(ADAPTER).exists();
     let weights = SafeTensors::open(&folder.join(if adapter { ADAPTER } else { MODEL }))?;
     let optimizer = SafeTensors::open(&folder.join(OPTIMIZER))?;

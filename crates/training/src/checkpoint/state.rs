@@ -5,6 +5,7 @@
 use isobit_proof::Hash;
 use isobit_proof::safetensors::NamedTensor;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
@@ -42,6 +43,9 @@ pub struct Progress {
     /// of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Hash>,
+    /// The link of this step in `chain.jsonl`; None in checkpoints of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<Hash>,
     pub identity: Identity,
 }
 
@@ -74,6 +78,14 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Its fields by name.
+    pub fn fields(&self) -> BTreeMap<String, String> {
+        let Self { run, data, base, profile, numerics, start } = self;
+        let fields = [("run", run), ("data", data), ("base", base), ("profile", profile), ("numerics", numerics)];
+        let fields = fields.into_iter().chain(start.as_ref().map(|start| ("start", start)));
+        fields.map(|(name, value)| (name.to_string(), value.clone())).collect()
+    }
+
     /// The digest recorded in the manifests of its folders.
     pub fn digest(&self) -> Hash {
         Hash::of_bytes(serde_json::to_string(self).expect("strings have a JSON form").as_bytes())
@@ -102,6 +114,7 @@ impl Progress {
             loss_sum: 0.0,
             loss_count: 0,
             metrics: None,
+            chain: None,
             identity,
         }
     }

@@ -59,7 +59,7 @@ impl Run {
     }
 
     /// Dotted keys and values that the digest covers.
-    fn influences(&self) -> BTreeMap<String, String> {
+    pub fn influences(&self) -> BTreeMap<String, String> {
         let mut all = self.keys(true);
         all.insert("training.rows_per_update".to_string(), self.rows_per_update().to_string());
         all

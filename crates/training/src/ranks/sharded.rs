@@ -16,6 +16,7 @@ use crate::row::Row;
 use crate::step::{Losses, StepError, StepReport, StepSettings, Update};
 use isobit_kernels::float_state;
 use isobit_numerics::adamw::AdamW;
+use isobit_proof::chain::TensorDigests;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -53,19 +54,27 @@ pub fn step<E: Engine>(
     }
     apply(engine, shards, &shard, step, learning_rate, settings);
     let written = spread(engine, shards, team)?;
+    let (mut values, mut digests) = (Vec::new(), Vec::new());
     let answer = written.and_then(|()| {
         let squares = shards.squares(shards.values())?;
-        let report = Report::new(engine, losses)?.to_bytes();
-        Ok([&(squares.len() as u64).to_le_bytes()[..], &floats(&squares), &report].concat())
+        let sums = if settings.digests { shards.digest_sums(&shard) } else { Vec::new() };
+        values = engine.digests()?;
+        let counts = [squares.len(), sums.len()].map(|count| (count as u64).to_le_bytes()).concat();
+        let sums: Vec<u8> = sums.into_iter().flat_map(u64::to_le_bytes).collect();
+        Ok([&counts[..], &floats(&squares), &sums, &Report::new(&values, losses).to_bytes()].concat())
     });
     let loss = team.agree(answer, |answers| {
-        let (mut squares, mut reports) = (Vec::new(), Vec::new());
+        let (mut squares, mut sums, mut reports) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, answer) in answers.iter().enumerate() {
             let damaged = |what: String| RankError::Damaged { rank, what };
             let mut reader = Reader(answer);
-            let count = reader.number().map_err(damaged)? as usize;
-            squares.extend(reader.floats(count).map_err(damaged)?);
+            let [count, sum_count] = [reader.number().map_err(damaged)?, reader.number().map_err(damaged)?];
+            squares.extend(reader.floats(count as usize).map_err(damaged)?);
+            sums.push((0..sum_count).map(|_| reader.number()).collect::<Result<Vec<_>, _>>().map_err(damaged)?);
             reports.push(Report::from_bytes(reader.0).map_err(damaged)?);
+        }
+        if settings.digests {
+            digests = shards.digests(&sums)?;
         }
         if let Some(tensor) = first_not_finite(engine, &shards.totals(&squares)?) {
             return Err(StepError::Parameter { step, tensor }.into());
@@ -74,7 +83,10 @@ pub fn step<E: Engine>(
     })?;
     let tokens = rows.iter().map(|row| row.tokens().len()).sum();
     let grad_norm = decided.first().copied().unwrap_or(0.0);
-    Ok(StepReport { loss: mean(number(&loss)?, targets), grad_norm, tokens, targets })
+    // Rank 0 has them, and only it records them.
+    let each = values.into_iter().zip(digests);
+    let digests = each.map(|(value, [gradient, m, v])| TensorDigests { gradient, value, moments: [m, v] }).collect();
+    Ok(StepReport { loss: mean(number(&loss)?, targets), grad_norm, tokens, targets, digests })
 }
 
 fn floats(values: &[f32]) -> Vec<u8> {

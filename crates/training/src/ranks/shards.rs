@@ -19,6 +19,7 @@ use isobit_kernels::op::{AdamWTensor, AdamWUpdate, SumSquares};
 use isobit_kernels::tensor::F32;
 use isobit_models::TrainedTensor;
 use isobit_numerics::adamw::Coefficients;
+use isobit_numerics::digest::{self, BLOCK_BYTES, Digest, blocks_of_f32};
 use isobit_numerics::lanes::sum;
 use std::ops::Range;
 
@@ -194,6 +195,40 @@ impl Shards {
         });
         let tensors = tensors.collect();
         self.cpu.run(AdamWUpdate { tensors });
+    }
+
+    /// What this rank's pieces contribute to the digests of gradients and moments.
+    pub(super) fn digest_sums(&self, gradients: &[Vec<f32>]) -> Vec<u64> {
+        const { assert!((BLOCK * size_of::<f32>()).is_multiple_of(BLOCK_BYTES), "pieces begin at blocks of a digest") };
+        let [first, second] = &self.moments;
+        let mut sums = Vec::new();
+        for (((piece, gradient), m), v) in self.pieces[self.rank].iter().zip(gradients).zip(first).zip(second) {
+            let block = (piece.range.start * size_of::<f32>() / BLOCK_BYTES) as u64;
+            sums.extend([&gradient[..], m, v].into_iter().flat_map(|part| blocks_of_f32(part, block)));
+        }
+        sums
+    }
+
+    /// The digests of gradient and both moments of every tensor, from the contributions of all
+    /// ranks.
+    pub(super) fn digests(&self, of_ranks: &[Vec<u64>]) -> Result<Vec<[Digest; 3]>, RankError> {
+        let mut sums = vec![[[0_u64; 2]; 3]; self.lengths.len()];
+        for (rank, (pieces, own)) in self.pieces.iter().zip(of_ranks).enumerate() {
+            let (own, rest) = own.as_chunks::<2>();
+            let (own, more) = own.as_chunks::<3>();
+            if own.len() != pieces.len() || rest.len() + more.len() > 0 {
+                return Err(RankError::Damaged { rank, what: "its digests are of other tensors".to_string() });
+            }
+            for (piece, own) in pieces.iter().zip(own) {
+                for (sum, own) in sums[piece.tensor].iter_mut().zip(own) {
+                    *sum = digest::combine(*sum, *own);
+                }
+            }
+        }
+        let finish = |(sums, length): (&[[u64; 2]; 3], &usize)| {
+            sums.map(|sum| digest::finish(sum, (length * size_of::<f32>()) as u64))
+        };
+        Ok(sums.iter().zip(&self.lengths).map(finish).collect())
     }
 
     /// The values of this rank's pieces.

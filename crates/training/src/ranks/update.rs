@@ -8,7 +8,7 @@
 use super::team::Team;
 use super::wire::{self, Reader};
 use super::{Elsewhere, RankError};
-use crate::engine::Engine;
+use crate::engine::{Applied, Engine};
 use crate::groups::{Groups, middle};
 use crate::prepare::RunError;
 use crate::row::Row;
@@ -16,6 +16,7 @@ use crate::step::{Evaluated, Evaluation, Losses, StepError, StepReport, StepSett
 use isobit_kernels::float_state;
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
+use isobit_proof::chain::combined;
 use std::ops::Range;
 
 /// Groups of a rank: `⌊r·G/W⌋ .. ⌊(r+1)·G/W⌋` of `G` groups on `W` ranks.
@@ -64,17 +65,21 @@ pub fn step<E: Engine>(
     float_state::restore();
     let targets: usize = rows.iter().map(|row| row.target_count()).sum();
     let update = Update { rows, step, targets };
-    let mut applied = || -> Result<(f32, Report), RunError> {
+    let mut applied = || -> Result<(Applied, Report), RunError> {
         if targets == 0 {
             return Err(StepError::NoTarget { step }.into());
         }
         let (mut gradients, losses) = gradients(engine, team, &update, settings)?;
-        let grad_norm = engine.clip_and_apply(&mut gradients, step, learning_rate, settings)?;
-        Ok((grad_norm, Report::new(engine, losses)?))
+        let applied = engine.clip_and_apply(&mut gradients, step, learning_rate, settings)?;
+        let report = match &applied.digests[..] {
+            [] => Report::new(&engine.digests()?, losses),
+            digests => Report::new(&digests.iter().map(|of| of.value).collect::<Vec<_>>(), losses),
+        };
+        Ok((applied, report))
     };
-    let (grad_norm, answer) = match applied() {
-        Ok((grad_norm, report)) => (grad_norm, Ok(report.to_bytes())),
-        Err(error) => (0.0, Err(error)),
+    let (Applied { grad_norm, digests }, answer) = match applied() {
+        Ok((applied, report)) => (applied, Ok(report.to_bytes())),
+        Err(error) => (Applied { grad_norm: 0.0, digests: Vec::new() }, Err(error)),
     };
     let loss = team.agree(answer, |answers| {
         let reports = answers
@@ -85,7 +90,7 @@ pub fn step<E: Engine>(
     })?;
     let tokens = rows.iter().map(|row| row.tokens().len()).sum();
     let loss = number(&loss)?;
-    Ok(StepReport { loss: mean(loss, targets), grad_norm, tokens, targets })
+    Ok(StepReport { loss: mean(loss, targets), grad_norm, tokens, targets, digests })
 }
 
 #[expect(clippy::float_arithmetic, reason = "the mean that a single process computes")]
@@ -149,9 +154,9 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new<E: Engine>(engine: &E, losses: Losses) -> Result<Self, StepError> {
-        let digests = engine.digests()?.into_iter().flat_map(|digest| digest.0).flat_map(u64::to_le_bytes);
-        Ok(Self { digest: Digest::of_bytes(&digests.collect::<Vec<u8>>()), losses })
+    /// With the digests of all weights.
+    pub(super) fn new(weights: &[Digest], losses: Losses) -> Self {
+        Self { digest: combined(weights), losses }
     }
 
     /// The sum of all losses, if all ranks have the same weights.

@@ -12,6 +12,7 @@ use isobit_kernels::Backend;
 use isobit_models::TrainedTensor;
 use isobit_models::config::MlpKind;
 use isobit_numerics::slices::Profile;
+use isobit_proof::chain::TensorDigests;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -124,6 +125,10 @@ impl<B: Backend> Engine for Alone<B> {
             self.trainer.write_table(&zeros);
         }
         Ok(squares)
+    }
+
+    fn update_digests(&self, gradients: &Gradients<B>) -> Result<Vec<TensorDigests>, StepError> {
+        self.trainer.update_digests(gradients)
     }
 
     fn evaluate_rows(

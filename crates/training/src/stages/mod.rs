@@ -25,6 +25,7 @@ use isobit_kernels::gpu::OverLimit;
 use isobit_models::build::{Settings, no_adapter};
 use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource};
 use isobit_numerics::slices::Profile;
+use isobit_proof::chain::TensorDigests;
 use link::Links;
 use schedule::Stop;
 use stage::{Answer, Command, Reply, SharedGroup, Slot};
@@ -345,6 +346,15 @@ impl Engine for Stages {
             self.copy_table(self.read(0, Stored::Value)?)?;
         }
         Ok(Self::numbers(answers))
+    }
+
+    fn update_digests(&self, gradients: &StageGradients) -> Result<Vec<TensorDigests>, StepError> {
+        let digests = |answer| match answer {
+            Answer::Digests(digests) => digests,
+            _ => Vec::new(),
+        };
+        let answers = self.ask_all(|_| Command::Digests { slot: gradients.slot })?;
+        Ok(answers.into_iter().flat_map(digests).collect())
     }
 
     fn evaluate_rows(

@@ -13,6 +13,7 @@ use isobit_kernels::{Backend, float_state};
 use isobit_models::build::Settings;
 use isobit_models::{Config, Part, TrainedTensor, WeightSource, build_placed};
 use isobit_numerics::slices::Profile;
+use isobit_proof::chain::TensorDigests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -65,6 +66,10 @@ pub(crate) enum Command {
         learning_rate: f64,
         settings: StepSettings,
     },
+    /// Digests of gradients that were applied, and of what came of them.
+    Digests {
+        slot: Slot,
+    },
     Read {
         tensor: usize,
         which: Stored,
@@ -99,6 +104,7 @@ pub(crate) enum Answer {
     Losses(Losses),
     Evaluated(Evaluated),
     Numbers(Vec<f32>),
+    Digests(Vec<TensorDigests>),
     /// The gradients of its tensors, the copy of a tied table last.
     Parts(Vec<Vec<f32>>),
 }
@@ -209,6 +215,9 @@ impl<B: Backend> Worker<B> {
             Command::Apply { slot, step, learning_rate, settings } => {
                 let gradients = self.gradients.get(&slot).expect(HELD);
                 return Ok(Answer::Numbers(trainer.apply(gradients, step, learning_rate, &settings)?));
+            }
+            Command::Digests { slot } => {
+                return Ok(Answer::Digests(self.trainer.update_digests(self.held(slot))?));
             }
             Command::Read { tensor, which } => return Ok(Answer::Numbers(trainer.read(tensor, which)?)),
             Command::Write { tensor, which, values } => trainer.write(tensor, which, values)?,

@@ -19,6 +19,7 @@ mod plan;
 mod ranks;
 mod ranks_ground;
 mod reference;
+mod replay;
 mod resume_memory;
 mod short_runs;
 #[cfg(unix)]

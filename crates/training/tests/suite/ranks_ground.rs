@@ -2,6 +2,7 @@
 
 use isobit_kernels::{Cpu, Path as CpuPath};
 use isobit_models::build;
+use isobit_proof::receipt::Receipt;
 use isobit_training::checkpoint::Start;
 use isobit_training::config;
 use isobit_training::metrics::without_timing;
@@ -95,7 +96,7 @@ impl Ground {
         folder
     }
 
-    fn prepared(&self, output: &str, sets: &[&str], fault: Option<&Fault>) -> Result<Prepared, RunError> {
+    pub(crate) fn prepared(&self, output: &str, sets: &[&str], fault: Option<&Fault>) -> Result<Prepared, RunError> {
         let base = if fault == Some(&Fault::OtherBase) { self.put_other_base() } else { self.base.clone() };
         let data = if fault == Some(&Fault::OtherData) { "other.jsonl" } else { "data.jsonl" };
         let text = |path: PathBuf| serde_json::Value::from(path.display().to_string());
@@ -243,13 +244,18 @@ fn collect(folder: &Path, prefix: &str, all: &mut BTreeMap<String, Vec<u8>>) {
         } else if name == "metrics.jsonl" {
             let text = std::fs::read_to_string(&path).expect("text");
             all.insert(name, text.lines().map(without_timing).collect::<String>().into_bytes());
+        } else if name == "receipt.json" {
+            let mut receipt = Receipt::read(folder).expect("a receipt");
+            // It has the name of the folder.
+            receipt.folder.as_mut().expect("a run folder").files.remove("config.resolved.toml");
+            all.insert(name, receipt.to_text().into_bytes());
         } else if !["LOCK", "config.resolved.toml"].contains(&name.as_str()) {
             all.insert(name, std::fs::read(&path).expect("a file"));
         }
     }
 }
 
-struct Silent;
+pub(crate) struct Silent;
 
 impl Watch for Silent {
     fn seconds(&mut self) -> f64 {

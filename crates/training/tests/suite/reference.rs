@@ -209,6 +209,7 @@ fn settings(profile: Profile, policy: Policy, micro_batch_size: usize) -> StepSe
         beta2: 0.999,
         eps: 1e-8,
         weight_decay: 0.1,
+        digests: false,
     }
 }
 

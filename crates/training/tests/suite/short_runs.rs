@@ -12,6 +12,7 @@ use isobit_models::weights::Weights;
 use isobit_models::{Config, Trained, build};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
+use isobit_proof::chain::combined;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::engine::Engine;
 use isobit_training::row::Row;
@@ -36,6 +37,7 @@ pub(crate) fn step_settings(profile: Profile, policy: Policy, micro_batch_size: 
         beta2: 0.999,
         eps: 1e-8,
         weight_decay: 0.01,
+        digests: true,
     }
 }
 
@@ -83,21 +85,21 @@ impl Run {
         let settings = step_settings(self.profile, self.policy, self.micro_batch_size);
         let rows = rows_of(trainer.model.config.vocabulary);
         let rows: Vec<&Row> = rows.iter().collect();
-        let mut text = String::new();
+        let (mut text, mut last) = (String::new(), Vec::new());
         for step in 1..=3 {
             let report = trainer.step(&rows, step, 1e-2, &settings).expect("a step");
             let _ = write!(text, "{:016x} {:08x} ", report.loss.to_bits(), report.grad_norm.to_bits());
+            let _ = write!(text, "{} ", combined(&report.digests.iter().map(|of| of.gradient).collect::<Vec<_>>()));
+            last = report.digests;
         }
         let mut digests = Vec::new();
-        for ((_, parameter), moments) in trainer.parameters.iter().zip(&trainer.moments) {
-            for buffer in [&*parameter.value, &moments[0], &moments[1]] {
-                digests.extend(
-                    BegunDigest::new(&trainer.backend, AnyBuffer::F32(buffer))
-                        .finish(&trainer.backend)
-                        .expect("a digest")
-                        .to_string()
-                        .into_bytes(),
-                );
+        for (((_, parameter), moments), of) in trainer.parameters.iter().zip(&trainer.moments).zip(&last) {
+            let recorded = [of.value, of.moments[0], of.moments[1]];
+            for (buffer, recorded) in [&*parameter.value, &moments[0], &moments[1]].into_iter().zip(recorded) {
+                let digest = BegunDigest::new(&trainer.backend, AnyBuffer::F32(buffer));
+                let digest = digest.finish(&trainer.backend).expect("a digest");
+                assert_eq!(digest, recorded, "what the last step said");
+                digests.extend(digest.to_string().into_bytes());
             }
         }
         text + &Digest::of_bytes(&digests).to_string()

@@ -1,0 +1,384 @@
+//! Replay: updates of a finished or unfinished run are executed again, from the nearest checkpoint
+//! or the base, and every line is compared with the chain. At a checkpoint on the way the tensors
+//! themselves are compared, so a difference is named down to the element.
+//!
+//! Nothing is written. What runs here is the step of `run.rs`, on any device and with any split.
+
+use crate::checkpoint::{self, Opened, Progress};
+use crate::data::EpochOrder;
+use crate::engine::{Engine, Stored};
+use crate::prepare::{Prepared, RunError, build_settings, step_settings};
+use crate::ranks::{Team, update};
+use crate::record;
+use crate::row::{self, Row};
+use crate::run::rows_of;
+use crate::schedule::Schedule;
+use crate::starting_adapter;
+use crate::state::State;
+use isobit_kernels::float_state;
+use isobit_models::build::Settings;
+use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use isobit_proof::chain::{Chain, Item, Update, combined};
+use isobit_proof::receipt::{DataFile, Receipt};
+use isobit_proof::safetensors::{Dtype, TensorFiles};
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+
+/// What happens during a replay.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A checkpoint cannot be started from; why.
+    Skipped(String),
+    /// Begins after so many updates; 0 is the base.
+    Started(u64),
+    /// An update agrees with the chain.
+    Agrees(u64),
+    /// The tensors of a checkpoint are those of the replay.
+    CheckpointAgrees(u64),
+}
+
+/// The result of a replay.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replayed {
+    /// The updates it began after.
+    pub from: u64,
+    /// Updates that agree with the chain.
+    pub agreeing: u64,
+    /// Checkpoints whose tensors were compared and agree.
+    pub checkpoints: Vec<u64>,
+    pub difference: Option<Difference>,
+}
+
+/// Where a replay and a record part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    pub step: u64,
+    pub found_in: FoundIn,
+    /// Trained tensors of the item, if it has any.
+    pub tensors: Vec<String>,
+    /// Recorded and replayed, if the item is a number.
+    pub numbers: Option<[f64; 2]>,
+    /// In the checkpoint that follows.
+    pub element: Option<Element>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FoundIn {
+    Chain(Item),
+    /// The chain agrees; the checkpoint of this step, or the final folder, does not.
+    Folder,
+}
+
+/// The first element that differs in a checkpoint or in the final folder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Element {
+    /// `checkpoint-N` or `final`.
+    pub folder: String,
+    /// `weights`, `first moment` or `second moment`.
+    pub kind: &'static str,
+    pub tensor: String,
+    pub shape: Vec<usize>,
+    /// In row-major order.
+    pub index: usize,
+    pub recorded: f32,
+    pub replayed: f32,
+}
+
+/// Replays the updates `steps` and compares them with the chain. `prepared` is the run of the
+/// chain: [`explain`] finds nothing.
+pub fn replay<E: Engine>(
+    make: impl FnOnce(&Settings) -> Result<E, RunError>,
+    prepared: &Prepared,
+    chain: &Chain,
+    steps: RangeInclusive<u64>,
+    watch: &mut dyn FnMut(Event),
+) -> Result<Replayed, RunError> {
+    let run = &prepared.run;
+    let settings = build_settings(run);
+    let opened = nearest(prepared, chain, *steps.start(), watch)?;
+    let mut state =
+        State { engine: make(&settings)?, shards: None, progress: Progress::start(prepared.identity.clone()) };
+    match &opened {
+        Some(opened) => state.restore(Some(opened), &Team::alone())?,
+        None => starting_adapter::load(prepared, &mut state.engine)?,
+    }
+    watch(Event::Started(state.progress.step));
+    let saved = checkpoint::steps(&run.output_dir)?.into_iter().collect();
+    let order = EpochOrder::new(run.seed, prepared.train.len());
+    let schedule = Schedule::new(run, prepared.steps);
+    Replay { state, prepared, chain, order, schedule, saved, watch }.through(*steps.end())
+}
+
+/// The latest intact checkpoint before a step; None stands for the base.
+fn nearest(
+    prepared: &Prepared,
+    chain: &Chain,
+    first: u64,
+    watch: &mut dyn FnMut(Event),
+) -> Result<Option<Opened>, RunError> {
+    let output = &prepared.run.output_dir;
+    for step in checkpoint::steps(output)?.into_iter().rev().filter(|step| *step < first) {
+        let folder = checkpoint::folder_of(output, step);
+        match checkpoint::open(&folder, &prepared.identity) {
+            Ok(opened) if opened.progress.chain == chain.link(step) => return Ok(Some(opened)),
+            Ok(_) => watch(Event::Skipped(format!("{}: its link is not in the chain", folder.display()))),
+            Err(error) => watch(Event::Skipped(error.to_string())),
+        }
+    }
+    Ok(None)
+}
+
+struct Replay<'a, E: Engine> {
+    state: State<E>,
+    prepared: &'a Prepared,
+    chain: &'a Chain,
+    order: EpochOrder,
+    schedule: Schedule,
+    /// Steps with a checkpoint.
+    saved: BTreeSet<u64>,
+    watch: &'a mut dyn FnMut(Event),
+}
+
+impl<E: Engine> Replay<'_, E> {
+    fn through(mut self, last: u64) -> Result<Replayed, RunError> {
+        let from = self.state.progress.step;
+        let mut replayed =
+            Replayed { from, agreeing: 0, checkpoints: Vec::new(), difference: self.begins_differently()? };
+        while replayed.difference.is_none() && self.state.progress.step < last {
+            let found = self.update()?;
+            let (step, recorded) = (found.step, &self.chain.updates[found.step as usize - 1]);
+            if let Some(item) = recorded.first_difference(&found) {
+                let mut difference = self.named(step, item);
+                difference.numbers = numbers(item, recorded, &found);
+                difference.element = self.next_element(step)?;
+                replayed.difference = Some(difference);
+                break;
+            }
+            replayed.agreeing += 1;
+            (self.watch)(Event::Agrees(step));
+            let mut element = None;
+            if self.saved.contains(&step) {
+                element = self.element(step)?;
+                if element.is_none() {
+                    replayed.checkpoints.push(step);
+                    (self.watch)(Event::CheckpointAgrees(step));
+                }
+            }
+            if element.is_none() && self.final_step() == Some(step) {
+                element = self.final_element()?;
+            }
+            if let Some(element) = element {
+                let (tensors, element) = (vec![element.tensor.clone()], Some(element));
+                let found_in = FoundIn::Folder;
+                replayed.difference = Some(Difference { step, found_in, tensors, numbers: None, element });
+            }
+        }
+        Ok(replayed)
+    }
+
+    /// The update whose weights the final folder holds, if there is one.
+    fn final_step(&self) -> Option<u64> {
+        let run = &self.prepared.run;
+        let best = self.chain.updates.iter().rev().find(|update| update.evaluation.is_some_and(|of| of.best));
+        let best = best.filter(|_| run.training.load_best_model_at_end).map(|update| update.step);
+        let step = best.unwrap_or(self.chain.updates.len() as u64);
+        run.output_dir.join(checkpoint::FINAL).is_dir().then_some(step)
+    }
+
+    /// The first weight of the final folder that is not that of the replay, rounded as the folder's
+    /// are.
+    fn final_element(&self) -> Result<Option<Element>, RunError> {
+        let folder = self.prepared.run.output_dir.join(checkpoint::FINAL);
+        let stem = if folder.join(checkpoint::ADAPTER).is_file() { "adapter_model" } else { "model" };
+        let files = TensorFiles::open_stem(&folder, stem)?;
+        let engine = &self.state.engine;
+        for (at, tensor) in engine.tensors().iter().enumerate() {
+            for own in tensor.to_file(engine.read(at, Stored::Value)?) {
+                // A head that is tied to the table is not written.
+                let Ok(saved) = files.get(&own.name) else { continue };
+                let round = |value: f32| match saved.dtype {
+                    Dtype::Bf16 => bf16_to_f32(f32_to_bf16(value)),
+                    Dtype::F16 => f16_to_f32(f32_to_f16(value)),
+                    _ => value,
+                };
+                let values: Vec<f32> = own.values.iter().map(|value| round(*value)).collect();
+                let found = first_element("final", "weights", (own.name, own.shape), &saved.to_f32()?, &values);
+                if found.is_some() {
+                    return Ok(found);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The weights it begins with against those that the chain has at that step.
+    fn begins_differently(&self) -> Result<Option<Difference>, RunError> {
+        let step = self.state.progress.step;
+        let expected = match step.checked_sub(1) {
+            None => self.chain.origin.weights,
+            Some(before) => self.chain.updates[before as usize].weights,
+        };
+        let found = combined(&self.state.engine.digests()?);
+        Ok((found != expected).then(|| self.named(step, Item::Weights(None))))
+    }
+
+    fn named(&self, step: u64, item: Item) -> Difference {
+        let tensors = item.part().map_or(Vec::new(), |part| self.chain.tensors_of(part).to_vec());
+        Difference { step, found_in: FoundIn::Chain(item), tensors, numbers: None, element: None }
+    }
+
+    /// The next update, and its line.
+    fn update(&mut self) -> Result<Update, RunError> {
+        float_state::restore();
+        let Self { state, prepared, order, schedule, .. } = self;
+        let (run, completed) = (&prepared.run, state.progress.step);
+        let rows = rows_of(prepared, order, completed);
+        let (learning_rate, step) = (schedule.at(completed), completed + 1);
+        let report = state.engine.step(&rows, step, learning_rate, &step_settings(run))?;
+        state.progress.step = step;
+        let mut evaluation = None;
+        if run.has_eval() && run.eval.every.is_due(step, prepared.steps) {
+            let rows: Vec<&Row> = prepared.eval.iter().collect();
+            let micro = run.eval.micro_batch_size.max(1) as usize;
+            let found = update::evaluate(&state.engine, &Team::alone(), &rows, run.profile, micro)?;
+            let better = state.progress.take_eval(found.loss());
+            evaluation = Some(record::evaluated(&found, better));
+        }
+        Ok(record::line(step, &rows, &report, learning_rate, evaluation))
+    }
+
+    /// Goes on to the next checkpoint, if there is one, and looks for the first element there.
+    fn next_element(&mut self, step: u64) -> Result<Option<Element>, RunError> {
+        let Some(next) = self.saved.range(step..).next().copied() else { return Ok(None) };
+        while self.state.progress.step < next {
+            self.update()?;
+        }
+        self.element(next)
+    }
+
+    /// The first element of a checkpoint that is not that of the replay. One whose files cannot be
+    /// read is skipped.
+    fn element(&mut self, step: u64) -> Result<Option<Element>, RunError> {
+        let folder = checkpoint::folder_of(&self.prepared.run.output_dir, step);
+        let opened = match checkpoint::open_as_it_is(&folder) {
+            Ok(opened) => opened,
+            Err(error) => {
+                (self.watch)(Event::Skipped(error.to_string()));
+                return Ok(None);
+            }
+        };
+        let engine = &self.state.engine;
+        let kinds =
+            [("weights", Stored::Value), ("first moment", Stored::Moment(0)), ("second moment", Stored::Moment(1))];
+        for (kind, which) in kinds {
+            for (at, tensor) in engine.tensors().iter().enumerate() {
+                for own in tensor.to_file(engine.read(at, which)?) {
+                    let saved = match which {
+                        Stored::Value => opened.weight(&own.name, &own.shape),
+                        Stored::Moment(order) => opened.moment(order, &own.name, &own.shape),
+                    }?;
+                    let name = checkpoint::folder_name(step);
+                    let found = first_element(&name, kind, (own.name, own.shape), &saved, &own.values);
+                    if found.is_some() {
+                        return Ok(found);
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The first element of a tensor whose bits differ.
+fn first_element(
+    folder: &str,
+    kind: &'static str,
+    (tensor, shape): (String, Vec<usize>),
+    saved: &[f32],
+    own: &[f32],
+) -> Option<Element> {
+    let index = saved.iter().zip(own).position(|(a, b)| a.to_bits() != b.to_bits())?;
+    let (recorded, replayed) = (saved[index], own[index]);
+    Some(Element { folder: folder.to_string(), kind, tensor, shape, index, recorded, replayed })
+}
+
+/// Both values of an item that is a number.
+fn numbers(item: Item, recorded: &Update, found: &Update) -> Option<[f64; 2]> {
+    let pair = |bits: fn(&Update) -> f64| Some([recorded, found].map(bits));
+    match item {
+        Item::Loss => pair(|update| f64::from_bits(update.loss)),
+        Item::LearningRate => pair(|update| f64::from_bits(update.learning_rate)),
+        Item::Gradient(None) => pair(|update| f64::from(f32::from_bits(update.norm))),
+        Item::Evaluation => pair(|update| update.evaluation.map_or(f64::NAN, |of| f64::from_bits(of.loss))),
+        _ => None,
+    }
+}
+
+/// Why `prepared` is not the run of the chain, in words: what differs between its inputs and those
+/// of the record. Empty if it is the same run.
+pub fn explain(prepared: &Prepared, chain: &Chain, receipt: Option<&Receipt>) -> Result<Vec<String>, RunError> {
+    let (ours, recorded) = (prepared.identity.fields(), &chain.origin.identity);
+    if ours == *recorded {
+        return Ok(Vec::new());
+    }
+    let mut said = Vec::new();
+    let differs = |field: &str| ours.get(field) != recorded.get(field);
+    let value = |of: Option<&String>| of.map_or("none".to_string(), |value| value.chars().take(16).collect());
+    for (field, name) in
+        [("numerics", "the numerics version"), ("profile", "the profile"), ("start", "the starting adapter")]
+    {
+        if differs(field) {
+            said.push(format!("{name} is {}, the run's was {}", value(ours.get(field)), value(recorded.get(field))));
+        }
+    }
+    if differs("run") {
+        said.extend(changed_keys(prepared, receipt));
+    }
+    if differs("base") {
+        said.extend(changed_base(prepared, receipt));
+    }
+    if differs("data") {
+        said.extend(changed_data(prepared, chain, receipt)?);
+    }
+    Ok(said)
+}
+
+fn changed_keys(prepared: &Prepared, receipt: Option<&Receipt>) -> Vec<String> {
+    let Some(receipt) = receipt else { return vec!["a config key that influences the result differs".to_string()] };
+    let (ours, recorded) = (prepared.run.influences(), &receipt.made.config);
+    let keys: BTreeSet<&String> = ours.keys().chain(recorded.keys()).collect();
+    let shown = |value: Option<&String>| value.map_or("not set".to_string(), Clone::clone);
+    let differing = keys.into_iter().filter(|key| ours.get(*key) != recorded.get(*key));
+    let said = differing
+        .map(|key| format!("config `{key}` is {}, the run's was {}", shown(ours.get(key)), shown(recorded.get(key))));
+    said.collect()
+}
+
+fn changed_base(prepared: &Prepared, receipt: Option<&Receipt>) -> Vec<String> {
+    let folder = prepared.run.base_model.display();
+    let Some(receipt) = receipt else { return vec![format!("{folder} is not the base of the run")] };
+    let recorded = &receipt.made.base.files;
+    let differing = prepared.base_files.iter().filter(|(name, record)| recorded.get(name) != Some(record));
+    let said: Vec<String> =
+        differing.map(|(name, _)| format!("{folder}/{name} is not the file the run was trained on")).collect();
+    if said.is_empty() { vec![format!("{folder} lacks files of the run's base")] } else { said }
+}
+
+/// The first update with other rows, and the first line of each file that differs.
+fn changed_data(prepared: &Prepared, chain: &Chain, receipt: Option<&Receipt>) -> Result<Vec<String>, RunError> {
+    let mut said = Vec::new();
+    let mut order = EpochOrder::new(prepared.run.seed, prepared.train.len());
+    let first =
+        chain.updates.iter().find(|update| row::digest(rows_of(prepared, &mut order, update.step - 1)) != update.rows);
+    said.push(match first {
+        Some(update) => format!("update {}: its rows are not those of the run", update.step),
+        None => "rows that no update was trained on differ".to_string(),
+    });
+    let recorded = receipt.map_or(&[][..], |receipt| &receipt.made.data);
+    for (path, recorded) in prepared.run.datasets.iter().zip(recorded) {
+        if let Some(lines) = recorded.first_difference(&DataFile::of(path, &recorded.used_for)?) {
+            said.push(format!("{}:{}: this line is not what the run was trained on", path.display(), lines.start()));
+        }
+    }
+    Ok(said)
+}
