@@ -8,10 +8,11 @@
 use crate::Failure;
 use isobit_proof::FileError;
 use isobit_proof::difference::{
-    self, Difference, KeyDifference, MetricDifference, RunDifference, Shown, Tally, TensorDifference, TensorMismatch,
-    Values, decimal,
+    self, ChainDifference, Difference, KeyDifference, MetricDifference, RunDifference, Shown, Tally, TensorDifference,
+    TensorMismatch, Values, decimal,
 };
 use isobit_proof::name::harmless;
+use isobit_proof::receipt::{self, Receipt};
 use isobit_proof::safetensors::Dtype;
 use isobit_training::checkpoint::RESOLVED;
 use isobit_training::config::{self, KeyOfRuns};
@@ -30,7 +31,7 @@ const TENSORS_MAX: usize = 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A safetensors file, or a folder: an adapter, a checkpoint, a model or a run
+    /// A safetensors file, or a folder: an adapter, a checkpoint, a model or a run; or a receipt
     a: PathBuf,
     /// The file or folder to compare it with
     b: PathBuf,
@@ -46,6 +47,10 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if let [Some(a), Some(b)] = [&arguments.a, &arguments.b].map(|path| as_receipt(path)) {
+        let (a, b) = (a.map_err(|error| failure(&error))?, b.map_err(|error| failure(&error))?);
+        return of_receipts(arguments, &a, &b);
+    }
     let difference = difference::compare(&arguments.a, &arguments.b, usize::from(arguments.threads))
         .map_err(|error| failure(&error))?;
     let config = if difference.run.is_some() { differing_keys(&arguments.a, &arguments.b) } else { Vec::new() };
@@ -57,6 +62,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
     if difference.is_none() { Ok(()) } else { Err(Failure::difference()) }
+}
+
+/// A file with the name of a receipt, read as one.
+fn as_receipt(path: &Path) -> Option<Result<Receipt, FileError>> {
+    let is_receipt = path.is_file() && path.file_name().is_some_and(|name| name == receipt::NAME);
+    is_receipt.then(|| Receipt::read_file(path))
+}
+
+/// What differs between two receipts.
+fn of_receipts(arguments: &Arguments, a: &Receipt, b: &Receipt) -> Result<(), Failure> {
+    let lines = difference::receipts(a, b);
+    let mut out = std::io::stdout().lock();
+    let printed = if arguments.json {
+        let object = json!({ "schema": "isobit.diff/1", "a": arguments.a.display().to_string(),
+            "b": arguments.b.display().to_string(), "kinds": ["receipt", "receipt"], "equal": lines.is_empty(),
+            "digest_a": a.digest, "digest_b": b.digest, "receipts": lines });
+        writeln!(out, "{object}")
+    } else if lines.is_empty() {
+        writeln!(out, "the same receipt: {}", a.digest)
+    } else {
+        lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+    };
+    printed.map_err(|error| Failure::output(&error))?;
+    if lines.is_empty() { Ok(()) } else { Err(Failure::difference()) }
 }
 
 /// The config keys in which two runs differ, those that can affect the weights first. A config that
@@ -187,6 +216,16 @@ fn print_run(out: &mut impl Write, run: &RunDifference) -> std::io::Result<()> {
             writeln!(out, "first differing step {step}: {field} {a} against {b}")?;
         }
     }
+    if let Some(ChainDifference { step, item, tensors }) = &run.chain {
+        let place = match &tensors[..] {
+            [] => String::new(),
+            [one] => format!(" in {}", harmless(one, NAME_MAX)),
+            [first, .., last] => {
+                format!(" in a tensor from {} to {}", harmless(first, NAME_MAX), harmless(last, NAME_MAX))
+            }
+        };
+        writeln!(out, "chains part at update {step}: {}{place}", item.name())?;
+    }
     let [a, b] = run.steps;
     if a != b {
         let same = if run.first.is_none() && run.compared > 0 { ", the same as far as both go" } else { "" };
@@ -236,7 +275,7 @@ fn element(shown: &Shown) -> String {
 }
 
 /// Row-major position as coordinates.
-fn coordinates(index: u64, shape: &[usize]) -> Vec<u64> {
+pub(crate) fn coordinates(index: u64, shape: &[usize]) -> Vec<u64> {
     let mut rest = index;
     let mut place: Vec<u64> = Vec::with_capacity(shape.len());
     for &dimension in shape.iter().rev() {
@@ -342,8 +381,11 @@ fn run_object(run: &RunDifference, config: &[KeyOfRuns]) -> Value {
         json!({ "key": key, "a": a, "b": b, "affects_weights": influences })
     });
     let config: Vec<Value> = config.collect();
+    let chain = run.chain.as_ref().map(
+        |ChainDifference { step, item, tensors }| json!({ "step": step, "item": item.name(), "tensors": tensors }),
+    );
     let [a, b] = run.steps;
-    json!({ "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first,
+    json!({ "chain": chain, "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first,
         "tensors": run.tensors, "config": config })
 }
 

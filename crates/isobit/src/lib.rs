@@ -4,6 +4,7 @@
 
 mod adapter;
 mod advice;
+mod audit;
 mod backend;
 mod bench;
 mod chat;
@@ -26,7 +27,9 @@ mod models;
 mod overhead;
 mod plan;
 mod progress;
+mod prove;
 mod ranks;
+mod replay;
 mod report;
 mod samples;
 mod shell;
@@ -34,6 +37,7 @@ mod split;
 mod stderr;
 mod train;
 mod units;
+mod verify;
 
 use crate::failure::Failure;
 
@@ -86,6 +90,12 @@ enum Command {
     Devices(devices::Arguments),
     /// Examine this machine: devices, drivers, combinations that are known not to work
     Doctor(doctor::Arguments),
+    /// Check a run or its final folder against its receipt, in seconds
+    Verify(verify::Arguments),
+    /// Execute updates of a run again and compare every bit
+    Replay(replay::Arguments),
+    /// Replay a run, or segments of it, and write a statement that others can check
+    Prove(prove::Arguments),
     /// Compare two adapters, checkpoints, models or runs, bit for bit
     Diff(diff::Arguments),
     /// Write a model for other programs: merged with its adapter, or as GGUF
@@ -181,6 +191,9 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Models(arguments) => models::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
+        Command::Replay(arguments) => replay::run(&arguments),
+        Command::Prove(arguments) => prove::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
         Command::Export(arguments) => export::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),

@@ -1,10 +1,12 @@
 //! Progress of `isobit train`: a bar on a terminal, plain lines otherwise, so that a log file
 //! grows, and JSON events on stdout on request. Nothing here changes a result.
 
+use crate::audit::Audit;
 use crate::report::LivePage;
 use crate::stderr::tell;
 use crate::units::{size, time};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use isobit_training::audit::Auditor;
 use isobit_training::metrics::{Event, Record};
 use isobit_training::prepare::Prepared;
 use isobit_training::run::Watch;
@@ -12,6 +14,7 @@ use isobit_training::signal::{self, Signal};
 use isobit_training::step::{Evaluation, StepReport};
 use serde_json::{Value, json};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
@@ -47,6 +50,10 @@ pub(crate) struct Console<'a> {
     events_lost: Cell<bool>,
     /// The page that is rewritten at every save.
     page: Option<LivePage>,
+    /// For the receipt.
+    environment: BTreeMap<String, String>,
+    needs_receipt: bool,
+    audit: Option<Audit>,
 }
 
 /// A clock used only for display.
@@ -132,7 +139,20 @@ impl<'a> Console<'a> {
             warned: false,
             events_lost,
             page: None,
+            environment: BTreeMap::new(),
+            needs_receipt: false,
+            audit: None,
         }
+    }
+
+    /// With audits, if there are any.
+    pub(crate) fn with_audit(self, audit: Option<Audit>) -> Self {
+        Self { audit, ..self }
+    }
+
+    /// With what the receipt says about this machine, and whether there must be one.
+    pub(crate) fn with_receipt(self, environment: BTreeMap<String, String>, needs_receipt: bool) -> Self {
+        Self { environment, needs_receipt, ..self }
     }
 
     /// With a page of the run, if its config asks for one.
@@ -225,6 +245,24 @@ impl Watch for Console<'_> {
         }
         self.event(json!({"event": "step", "step": step, "loss": report.loss, "grad_norm": report.grad_norm,
             "learning_rate": learning_rate, "tokens": report.tokens}));
+    }
+
+    fn noted(&mut self, what: &str) {
+        self.bar.suspend(|| tell(&format!("note: {what}")));
+    }
+
+    fn auditor(&mut self, step: u64) -> Option<(&mut dyn Auditor, u64)> {
+        let Audit { every, auditor } = self.audit.as_mut()?;
+        let (auditor, number): (&mut dyn Auditor, u64) = (&mut **auditor, step / *every);
+        step.is_multiple_of(*every).then_some((auditor, number))
+    }
+
+    fn needs_receipt(&self) -> bool {
+        self.needs_receipt
+    }
+
+    fn environment(&mut self) -> BTreeMap<String, String> {
+        self.environment.clone()
     }
 
     fn device_memory(&mut self, bytes_peak: u64) {

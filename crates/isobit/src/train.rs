@@ -2,6 +2,7 @@
 //! folder.
 
 use crate::Failure;
+use crate::audit;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::ending;
 use crate::failure::failed;
@@ -14,12 +15,12 @@ use crate::report::{self, LivePage};
 use crate::samples;
 use crate::split::{Split, split_fit};
 use crate::stderr::tell;
-use isobit_kernels::Backend;
+use isobit_kernels::{Backend, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_proof::Manifest;
 use isobit_training::checkpoint::{Start, step_of};
-use isobit_training::config::{self, Run, Settled};
+use isobit_training::config::{self, Every, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, prepare, step_settings};
 use isobit_training::ranks::handshake::{self, Introduction};
 use isobit_training::ranks::{Team, World};
@@ -27,6 +28,7 @@ use isobit_training::row::Row;
 use isobit_training::run::{Outcome, is_sharded, train, train_with};
 use isobit_training::signal;
 use isobit_training::stages::{Divided, StageDevice, Stages};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -59,6 +61,18 @@ pub(crate) struct Arguments {
     /// Number of threads, overriding the config; 0 means all cores
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
+    /// Every N updates compute one micro-batch a second time, on another device or with other
+    /// threads, and stop if a bit differs: finds cards that compute wrongly. Needs the model a
+    /// second time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    audit_every: Option<u64>,
+    /// Where audits compute: cpu, opencl:N, cuda:N or hip:N [default: the CPU; with other threads
+    /// if the run computes there]
+    #[arg(long, value_name = "NAME", requires = "audit_every")]
+    audit_on: Option<String>,
+    /// Refuse to run if the run would leave no receipt
+    #[arg(long)]
+    fixed: bool,
     /// Print one JSON object per event to stdout
     #[arg(long)]
     json: bool,
@@ -210,14 +224,14 @@ fn train_on_device(arguments: &Arguments, ready: &Ready, team: &Team<'_>) -> Res
 }
 
 /// What a run computes on.
-enum Devices {
+pub(crate) enum Devices {
     One(Chosen),
     Several(Split),
 }
 
 impl Devices {
     /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`.
-    fn of(run: &Run, memories: &[u64], planned: bool, ranks: Ranks) -> Result<Self, Failure> {
+    pub(crate) fn of(run: &Run, memories: &[u64], planned: bool, ranks: Ranks) -> Result<Self, Failure> {
         if !memories.is_empty() && memories.len() != 1 && memories.len() != run.devices.len() {
             let message = format!("{} memories are given for {} devices", memories.len(), run.devices.len());
             return Err(Failure::usage(message, "give one for all, or one for each: --memory 32,32"));
@@ -243,7 +257,7 @@ impl Devices {
         }
     }
 
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match self {
             Self::One(chosen) => chosen.name(),
             Self::Several(split) => split.name(),
@@ -282,6 +296,9 @@ fn warn(prepared: &Prepared) {
     if let Some(note) = prepared.weights.unused_note() {
         tell(&format!("warning: {note}"));
     }
+    if let Some(note) = replays_from_the_base(prepared) {
+        tell(&format!("note: {note}"));
+    }
     let (truncated, most) = (prepared.report.truncated.len(), prepared.report.max_seq_length);
     if truncated > 0 {
         tell(&format!("warning: {truncated} rows are truncated to {most} tokens: `isobit data check` lists them"));
@@ -290,6 +307,38 @@ fn warn(prepared: &Prepared) {
     if dropped > 0 {
         tell(&format!("warning: {dropped} rows are dropped: `isobit data check` lists them"));
     }
+}
+
+/// A run that prunes its checkpoints can be replayed only from the base until the first that is
+/// left.
+fn replays_from_the_base(prepared: &Prepared) -> Option<String> {
+    let (training, total) = (&prepared.run.training, prepared.steps.total);
+    let every = match training.save {
+        Every::Steps(steps) => steps,
+        Every::Epoch => prepared.steps.per_epoch,
+        Every::Never => return None,
+    };
+    let (limit, saves) = (u64::from(training.save_total_limit), total.div_ceil(every));
+    (limit > 0 && saves > limit).then(|| {
+        format!(
+            "save_total_limit = {limit} keeps {limit} of {saves} checkpoints: a replay of earlier updates begins at the base"
+        )
+    })
+}
+
+/// What the receipt says about this machine, for information.
+fn environment(device: &str, prepared: &Prepared, team: &Team<'_>) -> BTreeMap<String, String> {
+    let run = &prepared.run;
+    let entries = [
+        ("cpu_path", CpuPath::best().name().to_string()),
+        ("device", device.to_string()),
+        ("note", "nothing here influences a bit".to_string()),
+        ("ranks", team.size().to_string()),
+        ("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
+        ("threads", team.threads().to_string()),
+        ("split", format!("{}x{}", run.training.micro_batch_size, run.training.gradient_accumulation_steps)),
+    ];
+    entries.map(|(name, value)| (name.to_string(), value)).into()
 }
 
 /// The work to do once the device is open.
@@ -333,7 +382,10 @@ impl Training<'_> {
             tell(&format!("note: {} holds no run yet: starting at step 0", output.display()));
         }
         let page = if team.is_first() { LivePage::of(&prepared.run) } else { None };
-        let mut console = Console::new(prepared, device, json, quiet).with_page(page);
+        let environment = environment(&device, prepared, team);
+        let audit = audit::auditor(arguments.audit_every, arguments.audit_on.as_deref(), prepared, team)?;
+        let console = Console::new(prepared, device, json, quiet).with_audit(audit);
+        let mut console = console.with_page(page).with_receipt(environment, arguments.fixed);
         let outcome = train(start, &mut console);
         console.close();
         match outcome.map_err(|error| ranks::said(&error, team))? {

@@ -88,6 +88,11 @@ fn put_header(out: &mut String, run: &ShownRun) {
         Some(hash) => tile("Weights", &escaped(hash), "BLAKE3 of the final weights", " class=\"mono\""),
         None => tile("Weights", "–", "no final weights yet", ""),
     }
+    if let Some(receipt) = &run.receipt {
+        let digest = receipt.digest.to_string();
+        let note = format!("of {} updates; isobit verify checks it", count(receipt.made.updates));
+        tile("Receipt", &digest[..32], &note, " class=\"mono\"");
+    }
     put!(out, "</dl>\n");
 }
 

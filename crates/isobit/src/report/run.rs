@@ -9,6 +9,7 @@ use crate::fits::{Given, Ranks, memory_fit};
 use crate::model;
 use crate::samples::{self, Sample};
 use crate::split::split_fit;
+use isobit_proof::receipt::Receipt;
 use isobit_training::checkpoint::{FINAL, RESOLVED};
 use isobit_training::config::{self, Run, RunKey};
 use isobit_training::plan::MemoryPlan;
@@ -29,6 +30,8 @@ pub(super) struct ShownRun {
     pub(super) hash: Option<String>,
     /// Texts before and after training.
     pub(super) samples: Vec<Sample>,
+    /// None if there is none, or if it is damaged.
+    pub(super) receipt: Option<Receipt>,
 }
 
 pub(super) struct ShownConfig {
@@ -82,8 +85,9 @@ impl ShownRun {
         let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
         let name = whole.file_name().map_or("run".to_string(), |name| name.to_string_lossy().into_owned());
         let hash = ending::hash(&folder.join(FINAL)).ok();
+        let (folder, receipt) = (folder.to_path_buf(), Receipt::read(folder).ok());
         let (memory, samples) = (Vec::new(), Vec::new());
-        Ok(Self { folder: folder.to_path_buf(), name, curves, config: None, memory, hash, samples })
+        Ok(Self { folder, name, curves, config: None, memory, hash, samples, receipt })
     }
 }
 

@@ -34,6 +34,7 @@ mod pipes;
 mod plan;
 mod quantized;
 mod ranks;
+mod receipt;
 mod refusals;
 mod report;
 mod resume;

@@ -1,0 +1,158 @@
+//! `isobit prove`: replays a finished run, or segments that a challenge chooses, and writes a
+//! statement about it that others can check.
+
+use crate::Failure;
+use crate::diff::failure;
+use crate::replay::{self, How, Subject};
+use crate::stderr::tell;
+use isobit_proof::receipt::Receipt;
+use isobit_proof::statement::{self, Challenge, Envelope, PrivateKey, Reexecution, Segment};
+use isobit_proof::verify;
+use isobit_training::checkpoint::{self, FINAL};
+use isobit_training::config::Every;
+use isobit_training::replay::Event;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// A folder of a finished run
+    run: PathBuf,
+    /// Replay this many segments instead of all; a segment is the updates between two checkpoints
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+    segments: Option<u32>,
+    /// What chooses the segments: digits that the verifier gives once it has the receipt. Without
+    /// it the statement says that they are self-chosen
+    #[arg(long, value_name = "HEX", value_parser = hex, requires = "segments")]
+    challenge: Option<String>,
+    /// Sign with this Ed25519 key: PKCS#8 in PEM, as `openssl genpkey -algorithm ed25519` writes it
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Where to write the statement [default: statement.json in the run folder]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    how: How,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Print no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+fn hex(text: &str) -> Result<String, String> {
+    let is_hex = !text.is_empty() && text.len() <= 128 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_hex { Ok(text.to_lowercase()) } else { Err("write 1 to 128 hexadecimal digits".to_string()) }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let key = arguments.key.as_deref().map(PrivateKey::read).transpose().map_err(|error| failure(&error))?;
+    let report = verify::verify(&arguments.run).map_err(|error| failure(&error))?;
+    if let Some(finding) = report.findings.first() {
+        let message = format!("{}: {}", finding.path.display(), finding.what);
+        let hint = "`isobit verify` lists everything that is not as recorded".to_string();
+        return Err(Failure { code: 8, message, hint: Some(hint) });
+    }
+    let Some(receipt) = report.receipt.filter(|receipt| receipt.made.finished && report.kind == "run") else {
+        let message = format!("{} holds no finished run with a receipt", arguments.run.display());
+        return Err(Failure::usage(message, "name the folder of a finished run; `train --resume` finishes one"));
+    };
+    let (subject, explained) = Subject::open(&arguments.run, &arguments.how)?;
+    if !explained.is_empty() {
+        explained.iter().for_each(|line| tell(line));
+        return Err(Failure::difference());
+    }
+    let done = reexecuted(arguments, &subject, &receipt)?;
+    let folder = arguments.run.join(FINAL);
+    let payload = statement::statement(&receipt, &folder, &done).map_err(|error| failure(&error))?;
+    let path = arguments.output.clone().unwrap_or_else(|| arguments.run.join(statement::NAME));
+    Envelope::new(&payload, key.as_ref()).write(&path).map_err(|error| failure(&error))?;
+    let lines =
+        if arguments.json { vec![object(&receipt, &done, &path)] } else { text(&receipt, &done, &path, key.as_ref()) };
+    let mut out = std::io::stdout().lock();
+    lines.iter().try_for_each(|line| writeln!(out, "{line}")).map_err(|error| Failure::output(&error))
+}
+
+/// Replays what is to be replayed; a difference ends it.
+fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Result<Reexecution, Failure> {
+    let (run, updates) = (&subject.prepared.run, receipt.made.updates);
+    let saved = checkpoint::steps(&arguments.run).map_err(|error| crate::failure::failed(&error.into()))?;
+    let every = match run.training.save {
+        Every::Never => updates,
+        Every::Steps(steps) => steps,
+        Every::Epoch => subject.prepared.steps.per_epoch,
+    };
+    let segments = statement::divided(updates, every, &saved.into_iter().collect());
+    let challenge = arguments.challenge.clone().map_or(Challenge::None, Challenge::Given);
+    let count = arguments.segments.map_or(segments.len(), |count| count as usize);
+    let replayed = statement::chosen(&challenge, receipt.made.link, segments.len(), count);
+    let quiet = arguments.quiet || arguments.json;
+    for Segment { first, last, from } in segments.iter().filter(|of| of.from + 1 < of.first && !quiet) {
+        let start = if *from == 0 { "the base".to_string() } else { format!("checkpoint-{from}") };
+        tell(&format!("note: updates {first} to {last} can be replayed only from {start}"));
+    }
+    for steps in joined(&segments, &replayed) {
+        let mut watch = |event: Event| match event {
+            Event::Agrees(step) if !quiet => tell(&format!("update {step}: the same bits")),
+            Event::Skipped(why) => tell(&format!("note: not used: {why}")),
+            _ => (),
+        };
+        let result = subject.replay(steps.clone(), true, &mut watch)?;
+        if result.difference.is_some() {
+            let mut out = std::io::stdout().lock();
+            let lines = replay::text(&result, &steps);
+            let printed = lines.iter().try_for_each(|line| writeln!(out, "{line}"));
+            printed.map_err(|error| Failure::output(&error))?;
+            return Err(Failure::difference());
+        }
+    }
+    let environment = BTreeMap::from([
+        ("device".to_string(), subject.device()),
+        ("program".to_string(), env!("CARGO_PKG_VERSION").to_string()),
+        ("system".to_string(), format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
+    ]);
+    Ok(Reexecution { segments, replayed, challenge, environment })
+}
+
+/// Neighbouring segments are replayed in one go.
+fn joined(segments: &[Segment], chosen: &[usize]) -> Vec<RangeInclusive<u64>> {
+    let mut all: Vec<RangeInclusive<u64>> = Vec::new();
+    for Segment { first, last, .. } in chosen.iter().map(|at| segments[*at]) {
+        match all.last_mut() {
+            Some(before) if before.end() + 1 == first => *before = *before.start()..=last,
+            _ => all.push(first..=last),
+        }
+    }
+    all
+}
+
+fn text(receipt: &Receipt, done: &Reexecution, path: &std::path::Path, key: Option<&PrivateKey>) -> Vec<String> {
+    let Reexecution { segments, replayed, challenge, .. } = done;
+    let updates: u64 = replayed.iter().map(|at| segments[*at].last - segments[*at].first + 1).sum();
+    let (count, all, of) = (replayed.len(), segments.len(), receipt.made.updates);
+    let mut lines = vec![format!("replayed {count} of {all} segments, {updates} of {of} updates: the same bits")];
+    if replayed.len() < segments.len() {
+        let chance = 100.0 * statement::detection(segments.len(), replayed.len(), 1);
+        let by = match challenge {
+            Challenge::Given(_) => "chosen by the challenge",
+            Challenge::None => "self-chosen: a verifier should give a challenge",
+        };
+        lines.push(format!("one wrong segment would be found with a probability of {chance:.1}% ({by})"));
+    }
+    let signed = key.map_or("not signed".to_string(), |key| format!("signed by key {}", key.public().id()));
+    lines.push(format!("statement in {}, {signed}", path.display()));
+    lines
+}
+
+fn object(receipt: &Receipt, done: &Reexecution, path: &std::path::Path) -> String {
+    let Reexecution { segments, replayed, .. } = done;
+    let object = json!({ "schema": "isobit.prove/1", "statement": path.display().to_string(),
+        "receipt": receipt.digest, "updates": receipt.made.updates, "segments": segments.len(),
+        "replayed": replayed.iter().map(|at| [segments[*at].first, segments[*at].last]).collect::<Vec<_>>(),
+        "detection": statement::detection(segments.len(), replayed.len(), 1) });
+    object.to_string()
+}

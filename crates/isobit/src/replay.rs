@@ -1,0 +1,310 @@
+//! `isobit replay`: executes updates of a run again, on this machine, and compares every one with
+//! the chain of the run. It writes nothing.
+
+use crate::Failure;
+use crate::backend::{Job, Opening, on_device};
+use crate::diff::{coordinates, failure};
+use crate::failure::failed;
+use crate::fits::Ranks;
+use crate::model;
+use crate::stderr::tell;
+use crate::train::Devices;
+use isobit_autograd::Offload;
+use isobit_kernels::Backend;
+use isobit_models::build::Settings;
+use isobit_models::build_whole;
+use isobit_proof::chain::Chain;
+use isobit_proof::receipt::Receipt;
+use isobit_training::checkpoint::RESOLVED;
+use isobit_training::config::{self, Run};
+use isobit_training::prepare::{Prepared, RunError, prepare};
+use isobit_training::replay::{self, Difference, Element, Event, FoundIn, Replayed};
+use isobit_training::stages::{Divided, Stages};
+use isobit_training::trainer::{Placement, Trainer};
+use serde_json::json;
+use std::fmt::Write as _;
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// A run folder
+    run: PathBuf,
+    /// The updates to replay, first and last: `--steps 101..120`
+    #[arg(long, value_name = "A..B", value_parser = steps)]
+    steps: RangeInclusive<u64>,
+    #[command(flatten)]
+    pub(crate) how: How,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Print no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Where and how updates are executed again. None of it changes a bit.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct How {
+    /// Compute on this device instead of the run's: cpu, opencl:N, cuda:N, hip:N, auto, or a list
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// Number of threads; 0 means all cores
+    #[arg(long, value_name = "N")]
+    threads: Option<u32>,
+    /// Split an update into other micro-batches, rows times count: `--split 2x8`
+    #[arg(long, value_name = "ROWSxCOUNT", value_parser = split)]
+    split: Option<(u32, u32)>,
+    /// Where the base model is, if not where the config says
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<PathBuf>,
+    /// Where the training data are, if not where the config says, in its order
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// Override a key of the config: `--set gradient_checkpointing=none`
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    let number = |text: &str| text.parse::<u64>().map_err(|_| "write the first and the last update: 101..120");
+    let (first, last) = (number(first)?, number(last.trim_start_matches('='))?);
+    if first == 0 || last < first {
+        return Err("updates are counted from 1, and the last one does not come before the first".to_string());
+    }
+    Ok(first..=last)
+}
+
+fn split(text: &str) -> Result<(u32, u32), String> {
+    let numbers = text.split_once('x').map(|(rows, count)| (rows.parse(), count.parse()));
+    match numbers {
+        Some((Ok(rows), Ok(count))) if rows > 0 && count > 0 => Ok((rows, count)),
+        _ => Err("write rows times micro-batches: 2x8".to_string()),
+    }
+}
+
+/// A run that can be replayed.
+pub(crate) struct Subject {
+    pub(crate) prepared: Prepared,
+    pub(crate) chain: Chain,
+    devices: Devices,
+    threads: usize,
+}
+
+impl Subject {
+    /// Reads the record and the inputs of a run. Inputs that are not those of the run are listed as
+    /// differences.
+    pub(crate) fn open(folder: &std::path::Path, how: &How) -> Result<(Self, Vec<String>), Failure> {
+        let chain = Chain::read(folder).map_err(|error| failure(&error))?;
+        let receipt = isobit_proof::regular::if_there(Receipt::read(folder)).map_err(|error| failure(&error))?;
+        let run = how.resolved(folder)?;
+        let devices = Devices::of(&run, &[], true, Ranks { here: 1, all: 1 })?;
+        let threads = crate::backend::Chosen::host_threads(run.threads as usize)?;
+        let prepared = prepare(run).map_err(|error| failed(&error))?;
+        let explained = replay::explain(&prepared, &chain, receipt.as_ref()).map_err(|error| failed(&error))?;
+        Ok((Self { prepared, chain, devices, threads }, explained))
+    }
+
+    /// The name of what it computes on.
+    pub(crate) fn device(&self) -> String {
+        self.devices.name()
+    }
+
+    /// Replays updates on the device.
+    pub(crate) fn replay(
+        &self,
+        steps: RangeInclusive<u64>,
+        quiet: bool,
+        watch: &mut dyn FnMut(Event),
+    ) -> Result<Replayed, Failure> {
+        let done = self.chain.updates.len() as u64;
+        if *steps.end() > done {
+            let message = format!("the chain of the run has {done} updates, not {}", steps.end());
+            return Err(Failure::usage(message, format!("name updates up to {done}")));
+        }
+        let replayed = match &self.devices {
+            Devices::One(chosen) => on_device(chosen, quiet, Replaying { subject: self, steps, watch })?,
+            Devices::Several(split) => {
+                let opening = |_| Opening { threads: self.threads, offload: self.prepared.run.offload, limit: None };
+                let stages = split.stages(opening)?;
+                std::thread::scope(|scope| {
+                    let model = Divided { config: &self.prepared.model, source: &self.prepared.weights };
+                    let make = |settings: &Settings| Stages::new(scope, model, settings, true, stages);
+                    replay::replay(make, &self.prepared, &self.chain, steps, watch)
+                })
+            }
+        };
+        replayed.map_err(|error| failed(&error))
+    }
+}
+
+impl How {
+    /// The config of a run, with what was asked for instead.
+    fn resolved(&self, folder: &std::path::Path) -> Result<Run, Failure> {
+        let mut overrides = self.overrides.clone();
+        overrides.extend(self.device.iter().map(|device| format!("device={device}")));
+        overrides.extend(self.threads.iter().map(|threads| format!("threads={threads}")));
+        if let Some((rows, count)) = self.split {
+            overrides.push(format!("training.micro_batch_size={rows}"));
+            overrides.push(format!("training.gradient_accumulation_steps={count}"));
+        }
+        let settled = config::read(&folder.join(RESOLVED), &overrides);
+        let mut run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
+        run.output_dir = folder.to_path_buf();
+        run.base_model = model::located(self.model.as_ref().unwrap_or(&run.base_model));
+        if !self.data.is_empty() {
+            if self.data.len() != run.datasets.len() {
+                let message = format!("{} data files are named, the run has {}", self.data.len(), run.datasets.len());
+                return Err(Failure::usage(message, "name one for each, in the order of the config"));
+            }
+            run.datasets.clone_from(&self.data);
+        }
+        Ok(run)
+    }
+}
+
+struct Replaying<'a> {
+    subject: &'a Subject,
+    steps: RangeInclusive<u64>,
+    watch: &'a mut dyn FnMut(Event),
+}
+
+impl Job for Replaying<'_> {
+    type Result = Result<Replayed, RunError>;
+
+    fn run<B: Backend>(self, backend: B) -> Self::Result {
+        let Subject { prepared, chain, threads, .. } = self.subject;
+        let make = |settings: &Settings| {
+            let has_memory = backend.device_peak_bytes().is_some();
+            let offload = if has_memory { prepared.run.offload } else { Offload::NONE };
+            let built = build_whole(&backend, &prepared.model, &prepared.weights, settings, offload)?;
+            Ok(Trainer::placed(backend, built, Placement::new(offload, true, *threads))?)
+        };
+        replay::replay(make, prepared, chain, self.steps, self.watch)
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let (subject, explained) = Subject::open(&arguments.run, &arguments.how)?;
+    if !explained.is_empty() {
+        return other_run(arguments, &explained);
+    }
+    let quiet = arguments.quiet || arguments.json;
+    let (first, last) = (*arguments.steps.start(), *arguments.steps.end());
+    let mut watch = |event: Event| match event {
+        Event::Skipped(why) => tell(&format!("note: not used: {why}")),
+        _ if quiet => (),
+        Event::Started(0) => tell(&format!("from the base, to replay updates {first} to {last}")),
+        Event::Started(from) => tell(&format!("from checkpoint-{from}, to replay updates {first} to {last}")),
+        Event::Agrees(step) => tell(&format!("update {step}: the same bits")),
+        Event::CheckpointAgrees(step) => tell(&format!("checkpoint-{step}: the same bits")),
+    };
+    let replayed = subject.replay(arguments.steps.clone(), quiet, &mut watch)?;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let printed = if arguments.json {
+        writeln!(out, "{}", object(arguments, &replayed, &[]))
+    } else {
+        text(&replayed, &arguments.steps).iter().try_for_each(|line| writeln!(out, "{line}"))
+    };
+    printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
+    if replayed.difference.is_none() { Ok(()) } else { Err(Failure::difference()) }
+}
+
+/// The inputs are not those of the run: nothing is computed.
+fn other_run(arguments: &Arguments, explained: &[String]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let none = Replayed { from: 0, agreeing: 0, checkpoints: Vec::new(), difference: None };
+    let printed = if arguments.json {
+        writeln!(out, "{}", object(arguments, &none, explained))
+    } else {
+        explained.iter().try_for_each(|line| writeln!(out, "{line}"))
+    };
+    printed.map_err(|error| Failure::output(&error))?;
+    Err(Failure::difference())
+}
+
+pub(crate) fn text(replayed: &Replayed, steps: &RangeInclusive<u64>) -> Vec<String> {
+    let from = if replayed.from == 0 { "the base".to_string() } else { format!("checkpoint-{}", replayed.from) };
+    let Some(difference) = &replayed.difference else {
+        let checkpoints = match replayed.checkpoints.len() {
+            0 => String::new(),
+            1 => ", and 1 checkpoint".to_string(),
+            count => format!(", and {count} checkpoints"),
+        };
+        return vec![format!(
+            "updates {} to {} agree with the record, from {from}{checkpoints}",
+            replayed.from + 1,
+            steps.end()
+        )];
+    };
+    let mut lines = vec![describe(difference)];
+    lines.extend(difference.element.as_ref().map(describe_element));
+    if replayed.agreeing > 0 {
+        let last = replayed.from + replayed.agreeing;
+        lines.push(format!("updates {} to {last} agree, from {from}", replayed.from + 1));
+    }
+    lines
+}
+
+fn describe(difference: &Difference) -> String {
+    let Difference { step, found_in, tensors, numbers, .. } = difference;
+    let FoundIn::Chain(item) = found_in else {
+        let folder = difference.element.as_ref().map_or("a folder", |element| &element.folder);
+        return format!("update {step}: the chain agrees, but {folder} holds other numbers");
+    };
+    let mut line = match step {
+        0 => format!("before the first update: {} differ", item.name()),
+        _ => format!("update {step}: {} differ{}", item.name(), if is_plural(item.name()) { "" } else { "s" }),
+    };
+    match &tensors[..] {
+        [] => (),
+        [one] => _ = write!(line, " in {one}"),
+        [first, .., last] => _ = write!(line, " in a tensor from {first} to {last}"),
+    }
+    if let Some([recorded, replayed]) = numbers {
+        let [recorded_bits, replayed_bits] = [recorded, replayed].map(|value| value.to_bits());
+        _ = write!(
+            line,
+            ": {recorded:?} ({recorded_bits:016x}) recorded, {replayed:?} ({replayed_bits:016x}) replayed"
+        );
+    }
+    line
+}
+
+fn is_plural(name: &str) -> bool {
+    name.ends_with('s') && name != "loss"
+}
+
+fn describe_element(element: &Element) -> String {
+    let Element { folder, kind, tensor, shape, index, recorded, replayed } = element;
+    format!(
+        "{folder}, {kind}, {tensor} {:?}: {recorded:?} (0x{:08x}) recorded, {replayed:?} (0x{:08x}) replayed",
+        coordinates(*index as u64, shape),
+        recorded.to_bits(),
+        replayed.to_bits()
+    )
+}
+
+fn object(arguments: &Arguments, replayed: &Replayed, explained: &[String]) -> serde_json::Value {
+    let element = |element: &Element| {
+        json!({ "folder": element.folder, "kind": element.kind, "tensor": element.tensor,
+            "place": coordinates(element.index as u64, &element.shape),
+            "recorded": element.recorded, "recorded_bits": format!("{:08x}", element.recorded.to_bits()),
+            "replayed": element.replayed, "replayed_bits": format!("{:08x}", element.replayed.to_bits()) })
+    };
+    let difference = replayed.difference.as_ref().map(|difference| {
+        let item = match difference.found_in {
+            FoundIn::Chain(item) => item.name(),
+            FoundIn::Folder => "folder",
+        };
+        json!({ "step": difference.step, "item": item, "tensors": difference.tensors,
+            "element": difference.element.as_ref().map(element) })
+    });
+    json!({ "schema": "isobit.replay/1", "run": arguments.run.display().to_string(),
+        "steps": [arguments.steps.start(), arguments.steps.end()], "from": replayed.from,
+        "agreeing": replayed.agreeing, "checkpoints": replayed.checkpoints,
+        "ok": replayed.difference.is_none() && explained.is_empty(),
+        "inputs": explained, "difference": difference })
+}

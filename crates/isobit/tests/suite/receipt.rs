@@ -1,0 +1,301 @@
+//! The record of a run: the same chain whatever computed it, and every changed byte of what a run
+//! leaves is found and named.
+
+use crate::model_folder::{Folder, Shape, names};
+use isobit_proof::chain::Chain;
+use isobit_proof::receipt::Receipt;
+use std::path::{Path, PathBuf};
+
+fn receipt(folder: &Folder, run: &str) -> Receipt {
+    Receipt::read(&folder.path(run)).expect("a receipt")
+}
+
+/// Runs that save and evaluate in between.
+const STEPS: [&str; 3] = ["max_steps=6", "save_steps=2", "eval_steps=3"];
+
+fn trained(adapter: Option<&str>) -> Folder {
+    let folder = Folder::new(Shape::TINY);
+    if let Some(adapter) = adapter {
+        let config = folder.text("config.toml");
+        let end = config.find("[adapter]").expect("a section");
+        folder.put("config.toml", format!("{}[adapter]\n{adapter}\n", &config[..end]));
+    }
+    folder.trained("run", &STEPS);
+    folder
+}
+
+/// Every file below a folder, relative to it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for name in names(folder) {
+        let path = folder.join(&name);
+        if path.is_dir() {
+            all.extend(files(&path).into_iter().map(|inner| Path::new(&name).join(inner)));
+        } else {
+            all.push(name.into());
+        }
+    }
+    all
+}
+
+#[test]
+fn equal_runs_have_equal_chains() {
+    for adapter in [None, Some("type = \"full\"")] {
+        let folder = trained(adapter);
+        let (chain, made) = (folder.text("run/chain.jsonl"), receipt(&folder, "run").made);
+        assert_eq!((made.updates, made.finished, chain.lines().count()), (6, true, 7));
+        let others: [&[&str]; 5] = [
+            &["micro_batch_size=1", "gradient_accumulation_steps=8"],
+            &["threads=2", "gradient_checkpointing=none"],
+            &["device=[\"cpu\",\"cpu\"]"],
+            &["save_steps=5", "logging_steps=4", "save_dtype=bfloat16"],
+            &["base_model=moved"],
+        ];
+        std::fs::rename(folder.path("model"), folder.path("moved")).expect("renamed");
+        std::os::unix::fs::symlink("moved", folder.path("model")).expect("linked");
+        for (number, other) in others.into_iter().enumerate() {
+            let output = format!("other-{number}");
+            folder.trained(&output, &[&STEPS[..], other].concat());
+            assert!(folder.text(&format!("{output}/chain.jsonl")) == chain, "{other:?}");
+            assert_eq!(receipt(&folder, &output).made, made, "{other:?}");
+            assert_eq!(receipt(&folder, &format!("{output}/final")).digest, made.digest(), "{other:?}");
+            folder.run(&["verify", &output]).says(0, &[]);
+        }
+        // Resumed from the middle, and from a checkpoint before the last.
+        folder.trained("run", &[&STEPS[..], &["--resume-from=checkpoint-2"]].concat());
+        assert!(folder.text("run/chain.jsonl") == chain);
+        assert_eq!(receipt(&folder, "run").made, made);
+        folder.run(&["verify", "run"]).says(0, &[]);
+        // Another run has another chain, from its first line on.
+        folder.trained("seed", &[&STEPS[..], &["seed=8"]].concat());
+        let other = folder.text("seed/chain.jsonl");
+        assert!(other.lines().zip(chain.lines()).all(|(a, b)| a != b));
+    }
+}
+
+/// Bytes all over every covered file, by name.
+#[test]
+fn every_changed_byte_is_found() {
+    let folder = trained(None);
+    let verified = folder.run(&["verify", "run", "--model", "model", "--data", "data.jsonl"]);
+    assert_eq!((verified.code, verified.err.as_str()), (0, ""), "{}", verified.out);
+    assert!(verified.out.contains("6 updates, 4 checkpoints"), "{}", verified.out);
+    let uncovered = ["LOCK"];
+    for file in files(&folder.path("run")) {
+        let name = file.display().to_string();
+        if uncovered.contains(&name.as_str()) {
+            continue;
+        }
+        let path = folder.path("run").join(&file);
+        let whole = std::fs::read(&path).expect("read");
+        for at in [0, whole.len() / 3, whole.len() / 2, whole.len() - 1] {
+            let mut bad = whole.clone();
+            bad[at] ^= 1;
+            std::fs::write(&path, &bad).expect("written");
+            let found = folder.run(&["verify", "run"]);
+            assert_eq!(found.code, 8, "{name} at {at}: {}", found.out);
+            assert!(found.out.contains(&format!("run/{name}: ")), "{name} at {at}: {}", found.out);
+        }
+        std::fs::remove_file(&path).expect("removed");
+        let found = folder.run(&["verify", "run"]);
+        assert!(found.code == 8 && found.out.contains(&name), "{name}: {}", found.out);
+        std::fs::write(&path, &whole).expect("written");
+    }
+    for extra in ["run/notes.txt", "run/checkpoint-4/more", "run/final/more"] {
+        folder.put(extra, "x");
+        let found = folder.run(&["verify", "run"]);
+        assert!(found.code == 8 && found.out.contains(extra), "{}", found.out);
+        std::fs::remove_file(folder.path(extra)).expect("removed");
+    }
+    folder.run(&["verify", "run"]).says(0, &[]);
+    folder.run(&["verify", "run/final", "--model", "model", "--data", "data.jsonl"]).says(0, &[]);
+}
+
+/// Consistent lies: what was changed together with the checksums that cover it.
+#[test]
+fn an_edited_record_is_found_where_it_was_edited() {
+    let folder = trained(None);
+    let says = |parts: &[&str]| {
+        let found = folder.run(&["verify", "run"]);
+        assert_eq!(found.code, 8, "{}", found.out);
+        parts.iter().for_each(|part| assert!(found.out.contains(part), "`{part}` in {}", found.out));
+    };
+    // A receipt of another end, with its own digest and checksum right.
+    let text = folder.text("run/receipt.json");
+    let mut edited = receipt(&folder, "run");
+    edited.made.updates = 5;
+    edited.digest = edited.made.digest();
+    edited.write(&folder.path("run")).expect("written");
+    says(&["receipt.json: its link of update 5 is not that of the chain"]);
+    folder.put("run/receipt.json", &text);
+    let mut edited = receipt(&folder, "run");
+    edited.made.config.insert("seed".to_string(), "9".to_string());
+    edited.digest = edited.made.digest();
+    edited.write(&folder.path("run")).expect("written");
+    says(&["run/final/receipt.json: it is not the receipt of this run"]);
+    folder.put("run/receipt.json", &text);
+
+    // Two lines of the metrics change places.
+    let metrics = folder.text("run/metrics.jsonl");
+    let mut lines: Vec<&str> = metrics.lines().collect();
+    lines.swap(1, 2);
+    folder.put("run/metrics.jsonl", lines.join("\n") + "\n");
+    says(&["metrics.jsonl: line 2: "]);
+    folder.put("run/metrics.jsonl", &metrics);
+
+    // Weights with a manifest that fits them.
+    let path = folder.path("run/checkpoint-4/adapter_model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    let checkpoint = folder.path("run/checkpoint-4");
+    let old = isobit_proof::Manifest::read(&checkpoint).expect("a manifest");
+    let new = isobit_proof::Manifest::of(&checkpoint, old.files.keys().map(String::as_str)).expect("made");
+    isobit_proof::Manifest { run: old.run, base: old.base, ..new }.write(&checkpoint).expect("written");
+    says(&["run/checkpoint-4/MANIFEST.json: the receipt's hash of it is"]);
+    // A replay names the update, the tensor and the element.
+    let found = folder.run(&["replay", "run", "--steps", "3..6", "-q"]);
+    assert_eq!(found.code, 1, "{}{}", found.out, found.err);
+    assert!(found.out.contains("update 4: the chain agrees, but checkpoint-4 holds other numbers"), "{}", found.out);
+    assert!(found.out.contains("recorded, ") && found.out.contains("(0x"), "{}", found.out);
+    // From the changed checkpoint on, its weights are not those of the chain.
+    let found = folder.run(&["replay", "run", "--steps", "5..6", "-q"]);
+    assert!(found.code == 1 && found.out.contains("update 4: weights differ"), "{}{}", found.out, found.err);
+}
+
+#[test]
+fn other_inputs_are_named() {
+    let folder = trained(None);
+    folder.put("changed.jsonl", folder.text("data.jsonl").replacen("7+3=", "7+4=", 1));
+    let text = folder.text("data.jsonl");
+    let line = text.lines().position(|line| line.contains("7+3=")).expect("a row") + 1;
+    let found = folder.run(&["verify", "run", "--data", "changed.jsonl"]);
+    assert!(found.code == 8 && found.out.contains(&format!("changed.jsonl: line {line} is not")), "{}", found.out);
+    let found = folder.run(&["replay", "run", "--steps", "1..2", "--data", "changed.jsonl"]);
+    assert!(found.code == 1 && found.out.contains(&format!("changed.jsonl:{line}: ")), "{}{}", found.out, found.err);
+    let found = folder.run(&["replay", "run", "--steps", "1..2", "--set", "seed=8"]);
+    assert!(found.code == 1 && found.out.contains("config `seed` is 8, the run's was 7"), "{}{}", found.out, found.err);
+    let path = folder.path("model/model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    let found = folder.run(&["verify", "run/final", "--model", "model"]);
+    assert!(found.code == 8 && found.out.contains("differs from what the run was trained on"), "{}", found.out);
+}
+
+#[test]
+fn a_replay_agrees_on_other_threads_splits_and_devices() {
+    let folder = trained(None);
+    for how in [
+        &["--threads", "2"][..],
+        &["--split", "1x8"],
+        &["--device", "cpu,cpu"],
+        &["--set", "gradient_checkpointing=none"],
+    ] {
+        let found = folder.run(&[&["replay", "run", "--steps", "3..5", "--json"], how].concat());
+        assert_eq!(found.code, 0, "{how:?}: {}{}", found.out, found.err);
+        let object = &found.json()[0];
+        assert_eq!((&object["from"], &object["agreeing"], &object["ok"]), (&2.into(), &3.into(), &true.into()));
+    }
+    folder.run(&["replay", "run", "--steps", "5..9"]).says(2, &["has 6 updates"]);
+    folder.run(&["replay", "run", "--steps", "1..2", "--split", "3x3"]).says(1, &[]);
+    assert_eq!(Chain::read(&folder.path("run")).expect("a chain").updates.len(), 6, "nothing is written");
+}
+
+/// The key of the first test vector of RFC 8032, as OpenSSL writes it.
+const KEY: &str = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g\n-----END PRIVATE KEY-----\n";
+const PUBLIC: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=\n-----END PUBLIC KEY-----\n";
+const OTHER: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAPUAXw+hDiVqStwqnTRt+vJyYLM8uxJaMwM1V8Sr0Zgw=\n-----END PUBLIC KEY-----\n";
+
+#[test]
+fn a_proof_is_checked_by_its_signature_and_its_files() {
+    let folder = trained(None);
+    folder.put("key.pem", KEY);
+    folder.put("public.pem", PUBLIC);
+    folder.put("other.pem", OTHER);
+    let proved = folder.run(&["prove", "run", "--segments", "2", "--challenge", "c0ffee", "--key", "key.pem", "-q"]);
+    assert_eq!(proved.code, 0, "{}{}", proved.out, proved.err);
+    assert!(proved.out.contains("replayed 2 of 3 segments, 4 of 6 updates"), "{}", proved.out);
+    assert!(proved.out.contains("a probability of 66.7% (chosen by the challenge)"), "{}", proved.out);
+    let verified = folder.run(&["verify", "run", "--key", "public.pem"]);
+    assert!(verified.code == 0 && verified.out.contains("signed by key"), "{}{}", verified.out, verified.err);
+    folder.run(&["verify", "run/final", "--statement", "run/statement.json", "--key", "public.pem"]).says(0, &[]);
+    let other = folder.run(&["verify", "run", "--key", "other.pem"]);
+    assert!(other.code == 8 && other.out.contains("not signed by the given key"), "{}", other.out);
+    // A changed payload, a statement of another run, and one that lists other files.
+    let text = folder.text("run/statement.json");
+    folder.put("run/statement.json", text.replacen("\"payload\": \"e", "\"payload\": \"f", 1));
+    folder.run(&["verify", "run", "--key", "public.pem"]).says(8, &[]);
+    folder.trained("seed", &[&STEPS[..], &["seed=8"]].concat());
+    folder.put("seed/statement.json", &text);
+    let found = folder.run(&["verify", "seed"]);
+    assert!(found.code == 8 && found.out.contains("it is about another receipt"), "{}", found.out);
+    // All segments, and a run whose record does not follow.
+    let whole = folder.run(&["prove", "seed", "-q", "-o", "other.json"]);
+    assert!(
+        whole.code == 0 && whole.out.contains("replayed 3 of 3") && whole.out.contains("not signed"),
+        "{}",
+        whole.out
+    );
+    folder.run(&["prove", "seed", "--challenge", "xyz", "--segments", "1"]).says(2, &["hexadecimal"]);
+    let path = folder.path("seed/final/adapter_model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    folder.run(&["prove", "seed", "-q"]).says(8, &["final/adapter_model.safetensors"]);
+}
+
+/// Final weights that were replaced together with manifest and receipts.
+#[test]
+fn replaced_final_weights_are_found() {
+    let folder = trained(None);
+    let last = folder.path("run/final");
+    let path = last.join("adapter_model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let at = bytes.len() - 4;
+    bytes[at] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    let old = isobit_proof::Manifest::read(&last).expect("a manifest");
+    let names = |manifest: &isobit_proof::Manifest| manifest.files.keys().cloned().collect::<Vec<_>>();
+    let files = names(&old).into_iter().filter(|name| name != "receipt.json").collect::<Vec<_>>();
+    let result = isobit_proof::Manifest::of(&last, files.iter().map(String::as_str)).expect("made").files;
+    for place in ["run", "run/final"] {
+        let mut edited = receipt(&folder, place);
+        edited.result = Some(result.clone());
+        edited.write(&folder.path(place)).expect("written");
+    }
+    let new = isobit_proof::Manifest::of(&last, names(&old).iter().map(String::as_str)).expect("made");
+    isobit_proof::Manifest { run: old.run, base: old.base, ..new }.write(&last).expect("written");
+    let found = folder.run(&["verify", "run"]);
+    assert!(found.code == 8 && found.out.contains("is not that of checkpoint-6"), "{}", found.out);
+    let found = folder.run(&["replay", "run", "--steps", "5..6", "-q"]);
+    assert!(
+        found.code == 1 && found.out.contains("update 6: the chain agrees, but final holds other"),
+        "{}",
+        found.out
+    );
+}
+
+/// A checkpoint of a version without chains still resumes; the run then leaves no receipt.
+#[test]
+fn runs_of_earlier_versions_go_on_without_a_receipt() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["max_steps=4", "save_steps=2"]);
+    let state = folder.path("run/checkpoint-2/state.json");
+    let mut value: serde_json::Value = serde_json::from_str(&folder.text("run/checkpoint-2/state.json")).expect("JSON");
+    value.as_object_mut().expect("an object").remove("chain");
+    std::fs::write(&state, serde_json::to_string_pretty(&value).expect("JSON") + "\n").expect("written");
+    let checkpoint = folder.path("run/checkpoint-2");
+    let old = isobit_proof::Manifest::read(&checkpoint).expect("a manifest");
+    let new = isobit_proof::Manifest::of(&checkpoint, old.files.keys().map(String::as_str)).expect("made");
+    isobit_proof::Manifest { run: old.run, base: old.base, ..new }.write(&checkpoint).expect("written");
+    std::fs::remove_dir_all(folder.path("run/checkpoint-4")).expect("removed");
+    let from = ["max_steps=4", "save_steps=2", "--resume-from=checkpoint-2"];
+    folder.train("run", &[&from[..], &["--fixed"]].concat()).says(2, &["would leave none"]);
+    let ran = folder.trained("run", &from);
+    assert!(ran.err.contains("without receipts"), "{}", ran.err);
+    assert!(!folder.has("run/chain.jsonl") && !folder.has("run/receipt.json") && !folder.has("run/final/receipt.json"));
+}
