@@ -15,6 +15,7 @@ mod digests;
 mod docs;
 mod gptq_model;
 mod hip_compile;
+mod laws;
 mod memcheck;
 mod plan_table;
 mod prose;
@@ -49,6 +50,8 @@ cargo xtask sweep [--function NAME] [--path NAME] [--threads N] [--scalar-stride
     --scalar-stride 8 --error-stride 4 leave most of the slow work out
 cargo xtask sweep --device opencl:0,cuda:0 [--function NAME] [--threads N]
     the same arguments on devices, against the fastest path of the CPU
+cargo xtask laws [--isobit PROGRAM]
+    the laws of whole runs on the release binary, as a table: law, cases, differing bits
 cargo xtask memcheck [OP ...]
     small conformance cases under valgrind's memcheck, on the scalar and the AVX2 path, 1 and 2 threads (needs valgrind)
 cargo xtask amd-audit [--require] [--kernels] [--threads N]
@@ -107,6 +110,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "docs" => docs::run(arguments)?,
         "same-bits" => digests::same_bits(arguments)?,
         "bless" => digests::bless(arguments)?,
+        "laws" => laws::run(arguments)?,
         "memcheck" => memcheck::run(arguments)?,
         "amd-audit" => amd_audit::run(arguments)?,
         "cuda-audit" => cuda_audit::run(arguments)?,

@@ -6,9 +6,13 @@ use super::random::Random;
 use super::scene::CHAT_TEMPLATE;
 use crate::repository::root;
 use isobit_models::{Config, peft};
-use isobit_proof::Manifest;
+use isobit_numerics::digest::Digest;
+use isobit_proof::chain::{self, Chain, ChainFile, Origin, TensorDigests, Update};
 use isobit_proof::difference;
+use isobit_proof::receipt::{self, Base, Made, Receipt};
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
+use isobit_proof::statement::{self, Envelope};
+use isobit_proof::{FileError, Hash, Manifest};
 use isobit_training::config;
 use isobit_training::data::{DATE_DEFAULT, DataConfig, Template, Tokenizer, load, open};
 use isobit_training::metrics::without_timing;
@@ -29,7 +33,7 @@ pub(crate) struct Target {
     pub(crate) prepare: fn(&Path) -> Result<Check, String>,
 }
 
-pub(crate) const TARGETS: [Target; 11] = [
+pub(crate) const TARGETS: [Target; 12] = [
     Target {
         name: "safetensors",
         share: 220,
@@ -107,7 +111,69 @@ pub(crate) const TARGETS: [Target; 11] = [
         make: |random, corpus| change(random, Form::JsonLines, corpus),
         prepare: manifest,
     },
+    Target {
+        name: "record",
+        share: 30,
+        corpus: records,
+        make: |random, corpus| change(random, Form::JsonLines, corpus),
+        prepare: record,
+    },
 ];
+
+/// A chain, a receipt and a statement.
+fn records() -> Result<Corpus, String> {
+    let folder = std::env::temp_dir().join(format!("isobit-fuzz-record-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    let made = || -> Result<Corpus, FileError> {
+        let identity = BTreeMap::from([("run".to_string(), "a".to_string())]);
+        let names = ["a", "b"].map(str::to_string).to_vec();
+        let mut chain = ChainFile::create(&folder, &Origin::new(identity.clone(), names, &[]))?;
+        for step in 1..3 {
+            let mut update = Update::new(step, Hash([1; 32]), 7);
+            let digest = Digest([step, 2]);
+            update.set_digests(&[TensorDigests { gradient: digest, value: digest, moments: [digest; 2] }; 2]);
+            chain.append(&update)?;
+        }
+        let made = Made {
+            identity,
+            config: BTreeMap::new(),
+            base: Base::default(),
+            tokenizer: BTreeMap::new(),
+            data: Vec::new(),
+            updates: 2,
+            link: chain.link(),
+            best: None,
+            finished: false,
+        };
+        let receipt = Receipt::new("0", made);
+        let statement = Envelope::new(b"{}", None);
+        statement.write(&folder.join(statement::NAME))?;
+        let chain = std::fs::read(folder.join(chain::NAME));
+        let statement = std::fs::read(folder.join(statement::NAME));
+        let [chain, statement] = [chain, statement].map(Result::unwrap_or_default);
+        Ok(vec![chain, receipt.to_text().into_bytes(), statement])
+    };
+    let made = made().map_err(|error| error.to_string());
+    let _ = std::fs::remove_dir_all(&folder);
+    made
+}
+
+/// A receipt that is read is the one that was written.
+fn record(place: &Path) -> Result<Check, String> {
+    let folder = place.join("fuzz-record");
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    Ok(Box::new(move |bytes| {
+        for name in [chain::NAME, receipt::NAME, statement::NAME] {
+            fresh(&folder.join(name), bytes)?;
+        }
+        let _ = Chain::read(&folder);
+        let _ = Envelope::read(&folder.join(statement::NAME)).map(|envelope| envelope.payload());
+        match Receipt::read(&folder) {
+            Ok(receipt) if receipt.to_text().as_bytes() != bytes => Err("another receipt is read".to_string()),
+            _ => Ok(()),
+        }
+    }))
+}
 
 const CONVERSATIONS: [&str; 4] = [
     r#"{"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"1+1?"},{"role":"assistant","content":"2"}]}"#,
