@@ -63,7 +63,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let (subject, explained) = Subject::open(&arguments.run, &arguments.how)?;
     if !explained.is_empty() {
-        explained.iter().for_each(|line| tell(line));
+        for line in &explained {
+            tell(line);
+        }
         return Err(Failure::difference());
     }
     let done = reexecuted(arguments, &subject, &receipt)?;

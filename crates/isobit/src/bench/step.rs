@@ -29,6 +29,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Model shape: tiny, 0.5B, 1.5B or 3B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of
