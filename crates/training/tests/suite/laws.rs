@@ -33,10 +33,8 @@ fn runs() -> Vec<Run> {
         run("qwen3next-hybrid", Trained::Full),
         // Norms and factors after the branches, capped scores and logits, joined modules.
         run("gemma2-base", Trained::Full),
-        Run { profile: Profile::X3, ..run("gemma3-base", lora(&SEVEN)) },
         run("granite-base", lora(&SEVEN)),
         run("phi3-base", lora(&["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
-        run("olmo3-base", Trained::LastBlocks(2)),
         run("gptq-v2-order", lora(&SEVEN)),
         Run { profile: Profile::X3, ..run("gptq-v1-asymmetric", lora(&SEVEN)) },
         run("gptq-moe", lora(&SEVEN[..4])),
@@ -91,7 +89,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 }
 
 /// Models of every kind of attention, MLP and delta layer.
-const MODELS: [&str; 11] = [
+const MODELS: [&str; 9] = [
     "qwen2-window",
     "qwen3-base",
     "llama3-rope",
@@ -100,9 +98,7 @@ const MODELS: [&str; 11] = [
     "deepseek-base",
     "deepseek-plain",
     "gemma2-base",
-    "olmo3-base",
     "smollm3-base",
-    "phi3-base",
 ];
 
 /// Law 11: generation with a cache has the logits of the full forward pass, whatever the pieces a
