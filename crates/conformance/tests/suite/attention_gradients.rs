@@ -111,8 +111,8 @@ impl<'a> Exact<'a> {
                     let delta: f64 = probabilities.iter().zip(&d_p).map(|((_, p), d)| p * d).sum();
                     for (&(j, probability), d_p) in probabilities.iter().zip(&d_p) {
                         let score = (libm::log2(probability) + lse) / std::f64::consts::LOG2_E;
-                        let slope = p.cap.map_or(1.0, |cap| 1.0 - (score / f64::from(cap)).powi(2));
-                        let d_s = probability * (d_p - delta) * slope * f64::from(p.softmax_scale);
+                        let share = p.cap.map_or(0.0, |cap| score / f64::from(cap));
+                        let d_s = probability * (d_p - delta) * (1.0 - share * share) * f64::from(p.softmax_scale);
                         for d in 0..vw {
                             r.o[row * vw + d] += probability * self.v[key_row(j) * vw + d];
                             r.dv[key_row(j) * vw + d] += probability * d_o[d];

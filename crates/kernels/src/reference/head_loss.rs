@@ -80,7 +80,9 @@ impl Run<HeadLossStep<'_, ReferenceMemory>> for Reference {
 
 fn cap_all(z: &mut [f32], p: &HeadLoss) {
     if let Some(cap) = p.soft_cap() {
-        z.iter_mut().for_each(|z| *z = cap.apply::<SoftFma>(*z));
+        for z in z {
+            *z = cap.apply::<SoftFma>(*z);
+        }
     }
 }
 

@@ -64,6 +64,7 @@ pub(crate) struct TextConfig<'a> {
 }
 
 /// The layers of a model.
+#[expect(clippy::struct_field_names, reason = "the layers, and what goes with them")]
 pub(crate) struct Layers {
     pub(crate) layers: Vec<LayerConfig>,
     /// Rotated channels per head, the same in all layers that rotate any.

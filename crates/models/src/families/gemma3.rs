@@ -87,7 +87,6 @@ pub(super) fn windows(text: &TextConfig, interval: usize) -> Result<Vec<Option<u
 }
 
 /// `√hidden` in float64, rounded once.
-#[expect(clippy::float_arithmetic, reason = "a parameter of the op, host arithmetic")]
 pub(super) fn embedding_scale(hidden: usize) -> f32 {
     (hidden as f64).sqrt() as f32
 }

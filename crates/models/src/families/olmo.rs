@@ -62,15 +62,12 @@ fn olmo2(text: &TextConfig) -> Result<Layers, ModelError> {
 }
 
 fn olmo3(text: &TextConfig) -> Result<Layers, ModelError> {
-    let windows = match typed_windows(text)?.layers {
-        Some(windows) => windows,
-        None => {
-            let window = text.fields.size("sliding_window", POSITIONS_MAX, Some(WINDOW))?;
-            let of = |number: usize| (!number.is_multiple_of(FULL_INTERVAL)).then_some(window);
-            (1..=text.layer_count).map(of).collect()
-        }
-    };
-    layers(text, windows)
+    if let Some(windows) = typed_windows(text)?.layers {
+        return layers(text, windows);
+    }
+    let window = text.fields.size("sliding_window", POSITIONS_MAX, Some(WINDOW))?;
+    let of = |number: usize| (!number.is_multiple_of(FULL_INTERVAL)).then_some(window);
+    layers(text, (1..=text.layer_count).map(of).collect())
 }
 
 /// Layers with a window have the local rotation.

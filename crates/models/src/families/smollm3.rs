@@ -38,7 +38,7 @@ fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
     let windows = windows(text, &rotated)?;
     let kinds = rotated.iter().zip(windows).map(|(&rotated, window)| {
         let rotary = if rotated { Rotary::Global } else { Rotary::None };
-        AttentionKind::Softmax(AttentionConfig { rotary, window, ..attention.clone() })
+        AttentionKind::Softmax(AttentionConfig { window, rotary, ..attention.clone() })
     });
     let mlps = vec![mlp::dense_with_switch(text)?; text.layer_count];
     Ok(Layers::new(&LayerNames::COMMON, attention.rotary_width, kinds, mlps))

@@ -19,7 +19,6 @@ pub(crate) struct Attention<B: Backend> {
     pub(crate) gated: bool,
 }
 
-#[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
 pub(crate) enum QueryKeyValue<B: Backend> {
     Separate {
         q: Linear<B>,

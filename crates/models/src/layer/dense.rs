@@ -12,7 +12,6 @@ pub(crate) struct Dense<B: Backend> {
     pub(crate) down: Linear<B>,
 }
 
-#[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
 pub(crate) enum GateUp<B: Backend> {
     Separate {
         gate: Linear<B>,
