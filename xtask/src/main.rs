@@ -92,7 +92,7 @@ cargo xtask study --four-bit [--threads N]
 static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
 
 fn main() -> ExitCode {
-    if let Some(code) = isobit_kernels::gpu::hip::start(|name| std::env::var_os(name)) {
+    if let Some(code) = isobit_kernels::gpu::start(|name| std::env::var_os(name)) {
         return code;
     }
     let mut arguments = Arguments::new(std::env::args().skip(1));

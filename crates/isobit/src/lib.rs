@@ -45,7 +45,7 @@ pub use exit_codes::EXIT_CODES;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use isobit_kernels::float_state;
-use isobit_kernels::gpu::hip;
+use isobit_kernels::gpu;
 use isobit_training::{memory, signal};
 use std::ffi::OsString;
 use std::io::Write;
@@ -123,7 +123,7 @@ pub fn main() -> ExitCode {
     FLOAT_STATE_CHANGED.store(float_state::restore(), Ordering::Relaxed);
     memory::return_freed_blocks();
     signal::ignore_file_size_limit();
-    if let Some(code) = hip::start(|name| std::env::var_os(name)) {
+    if let Some(code) = gpu::start(|name| std::env::var_os(name)) {
         return code;
     }
     let arguments = match Arguments::try_parse_from(with_help_as_flag(std::env::args_os().collect())) {

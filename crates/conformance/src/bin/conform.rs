@@ -9,7 +9,7 @@ use isobit_conformance::emulated::{Emulated, Emulation, SOURCE_WORK_MAX, WORK_MA
 use isobit_conformance::table::Table;
 use isobit_conformance::{Absent, Case, EveryBackend, Visitor, cases, devices, nearest, skipped};
 use isobit_gcn::{Architecture, Dialect, Settings, Toolchain};
-use isobit_kernels::gpu::hip;
+use isobit_kernels::gpu;
 use isobit_kernels::{Counting, Cpu, Path};
 use std::process::ExitCode;
 
@@ -218,7 +218,7 @@ fn toolchain(name: &str) -> Result<Toolchain, String> {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = hip::start(|name| std::env::var_os(name)) {
+    if let Some(code) = gpu::start(|name| std::env::var_os(name)) {
         return code;
     }
     if std::env::args().any(|argument| ["--help", "-h"].contains(&argument.as_str())) {

@@ -13,12 +13,12 @@ mod settings;
 mod system;
 mod target;
 
-pub use child::start;
-pub use compiler::{Request, compile, has_compiler};
+pub(super) use child::{configure, serve_as_compiler};
+pub use compiler::{OPTIONS, Request, compile, has_compiler};
 pub use system::{AccessProblem, access_problem};
 pub use target::{architecture_of_version, has_mfma};
 
-use super::devices::Listing;
+use super::devices::{Listing, no_such};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, PageLock, Runtime};
 use compiler::Program;
 use library::{Functions, Object};
@@ -78,7 +78,7 @@ impl Hip {
         let functions = Functions::open()?;
         let count = functions.device_count()?;
         let device = c_int::try_from(index).ok().filter(|device| *device < count);
-        let device = device.ok_or_else(|| format!("HIP has {count} devices, counted from 0"))?;
+        let device = device.ok_or_else(|| no_such("HIP", index, count.unsigned_abs() as usize))?;
         let target = functions.target(device)?;
         let name = functions.name(device);
         if let Some(objection) = objection(&functions, device, &target) {

@@ -67,6 +67,7 @@ pub use device::Gpu;
 pub use devices::{Api, Listing, Selector, is_gpu, list};
 pub(crate) use memory::PendingRead;
 pub use memory::{GpuBuffer, OverLimit};
+pub use opencl::{EXACT_DIVISION_OPTION, OPTIONS as OPENCL_OPTIONS};
 pub use product4::{HostQuantizedWeight, QuantizedWeight};
 pub use program::source_line;
 pub use slices::{SlicedRows, SlicedWeight};
@@ -76,7 +77,22 @@ use crate::backend::{Arriving, BegunDownload, Device, DeviceFailure, Expected, M
 use crate::buffer::{self, Buffer, Element};
 use crate::cpu::{Cpu, CpuMemory, Path};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
+use std::ffi::OsString;
+use std::process::ExitCode;
 use std::rc::Rc;
+
+/// Every program that uses GPUs calls this first in `main`, and ends with the exit code if there is
+/// one: the process was started to compile a program. `variable` gives the value of an environment
+/// variable. Without this call HIP compiles in the process itself, and no interface keeps compiled
+/// programs on disk.
+pub fn start(variable: impl Fn(&str) -> Option<OsString>) -> Option<ExitCode> {
+    let served = hip::serve_as_compiler();
+    if served.is_none() {
+        code_cache::set_root(code_cache::root_from_environment(&variable));
+        hip::configure(variable);
+    }
+    served
+}
 
 /// Device memory; slices are stored as planes.
 pub struct GpuMemory;

@@ -43,6 +43,12 @@ functions!(Functions {
     release_context = c"clReleaseContext" (Object) -> Status;
 });
 
+/// What a driver's compiler is told for every program. The pragma of `opencl.h` forbids
+/// contraction.
+pub const OPTIONS: [&str; 1] = ["-cl-std=CL1.2"];
+/// The same where the driver promises correct rounding.
+pub const EXACT_DIVISION_OPTION: &str = "-cl-fp32-correctly-rounded-divide-sqrt";
+
 const ANY_DEVICE: u64 = 0xffff_ffff;
 const READ_WRITE: u64 = 1;
 const REGION: u32 = 0x1220;
@@ -465,15 +471,9 @@ impl Runtime for OpenCl {
         if language == Language::Native {
             return Err("OpenCL compiles only the portable kernels".to_string());
         }
-        let mut line = "-cl-std=CL1.2".to_string();
-        if !self.soft_division {
-            line.push_str(" -cl-fp32-correctly-rounded-divide-sqrt");
-        }
-        for option in options {
-            line.push(' ');
-            line.push_str(option);
-        }
-        let line = CString::new(line).map_err(|error| error.to_string())?;
+        let exact = (!self.soft_division).then_some(EXACT_DIVISION_OPTION);
+        let line: Vec<&str> = OPTIONS.into_iter().chain(exact).chain(options.iter().map(String::as_str)).collect();
+        let line = CString::new(line.join(" ")).map_err(|error| error.to_string())?;
         let mut status = 0;
         let (text, length) = (source.as_ptr().cast::<c_char>(), source.len());
         // SAFETY: one string with its length, both read before the call returns; `status` has room

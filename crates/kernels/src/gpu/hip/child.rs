@@ -1,8 +1,7 @@
 //! Compiling in a child process: hipRTC aborts its process on an architecture that it does not
-//! know. The child is this program again, with an argument that only `start` understands. Source
-//! and options go in through a pipe, and code or an error comes out of another.
+//! know. The child is this program again, with an argument that only `gpu::start` understands.
+//! Source and options go in through a pipe, and code or an error comes out of another.
 
-use super::super::code_cache;
 use super::compiler::Compiler;
 use super::settings::{self, Settings};
 use std::ffi::OsString;
@@ -15,18 +14,17 @@ const ARGUMENT: &str = "--compile-hip-program";
 const MARK: &[u8] = b"\0isobit code object\0";
 const INPUT_BYTES_MAX: u64 = 64 << 20;
 
-/// Every program that uses GPUs calls this first in `main`, and ends with the exit code if there is
-/// one: the process was started to compile a program. `variable` gives the value of an environment
-/// variable. Without this call HIP compiles in the process itself, and no interface keeps compiled
-/// programs on disk.
-pub fn start(variable: impl Fn(&str) -> Option<OsString>) -> Option<ExitCode> {
+/// Compiles a program if this process was started for that; its exit code.
+pub(in crate::gpu) fn serve_as_compiler() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_some_and(|argument| argument == ARGUMENT) && arguments.next().is_none() {
-        return Some(if serve().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-    }
-    code_cache::set_root(code_cache::root_from_environment(&variable));
+    let is_child = arguments.next().is_some_and(|argument| argument == ARGUMENT) && arguments.next().is_none();
+    is_child.then(|| if serve().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// From now on programs are compiled in child processes. `variable` gives the value of an
+/// environment variable.
+pub(in crate::gpu) fn configure(variable: impl Fn(&str) -> Option<OsString>) {
     settings::set(Settings { children: true, ..Settings::from_environment(variable) });
-    None
 }
 
 /// The child's side.

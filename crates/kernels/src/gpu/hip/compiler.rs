@@ -20,8 +20,9 @@ functions!(Functions {
     error_text = c"hiprtcGetErrorString" (Status) -> *const c_char;
 });
 
-/// The bits depend on the first: HIP contracts by default. Subnormals are kept by default.
-const OPTIONS: [&str; 2] = ["-ffp-contract=off", "-O3"];
+/// What hipRTC is told for every program. The bits depend on the first: HIP contracts by default.
+/// Subnormals are kept by default.
+pub const OPTIONS: [&str; 2] = ["-ffp-contract=off", "-O3"];
 /// The folder of code objects.
 const CACHE: &str = "hip";
 const LOG_BYTES_MAX: usize = 1 << 20;

@@ -60,13 +60,10 @@ mod attribute {
 /// Where the loader looks, then AMD's own folder.
 const FOLDERS: [&str; 2] = ["", "/opt/rocm/lib/"];
 
-/// By soname, newest first; then the names of development packages.
+/// By soname, the newest version first wherever it is; then the names of development packages.
 fn names() -> impl Iterator<Item = String> {
-    let versioned = FOLDERS.into_iter().flat_map(|folder| {
-        let majors = (5..=7).rev();
-        majors.map(move |major| format!("{folder}libamdhip64.so.{major}"))
-    });
-    versioned.chain(FOLDERS.map(|folder| format!("{folder}libamdhip64.so")))
+    let endings = [".7", ".6", ".5", ""];
+    endings.into_iter().flat_map(|ending| FOLDERS.map(|folder| format!("{folder}libamdhip64.so{ending}")))
 }
 
 /// The runtime library and the name it was found by.
@@ -217,4 +214,18 @@ pub(super) unsafe fn text(pointer: *const c_char) -> String {
     }
     // SAFETY: not null, so as promised.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_comes_first_in_any_folder() {
+        let names: Vec<String> = names().collect();
+        let at = |name: &str| names.iter().position(|found| found == name).expect(name);
+        let newest = at("/opt/rocm/lib/libamdhip64.so.7");
+        assert!(at("libamdhip64.so.7") < newest && newest < at("libamdhip64.so.5"), "{names:?}");
+        assert!(at("/opt/rocm/lib/libamdhip64.so.5") < at("libamdhip64.so"), "{names:?}");
+    }
 }
