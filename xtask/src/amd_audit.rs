@@ -208,7 +208,7 @@ fn read(compiler: &str, job: &Job) -> Result<Vec<Kernel>, String> {
 }
 
 /// The results in the order of the jobs.
-fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -> R + Sync) -> Vec<R> {
+pub(crate) fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {

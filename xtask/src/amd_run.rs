@@ -1,12 +1,11 @@
 //! `cargo xtask amd-run`: every conformance case that is small enough, on emulated AMD cards, both
 //! dialects, plain and with adversarial seeds, and code objects of clang and hipRTC.
 
-use crate::amd_audit;
+use crate::amd_audit::{self, in_parallel};
 use crate::arguments::Arguments;
 use crate::repository::{command, now, root};
 use isobit_gcn::Toolchain;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const DEVICES: [&str; 2] = ["gfx906", "gfx908"];
 /// Devices of which one seed is run.
@@ -75,7 +74,7 @@ fn jobs(seeds: usize, work: usize) -> (Vec<Job>, Vec<String>) {
         add(device, &["--seed", "1"]);
     }
     for toolchain in [Toolchain::CodeObject, Toolchain::HipRtc] {
-        match toolchain.objection() {
+        match toolchain.unavailable_because() {
             Some(why) => skipped.push(format!("{}: {why}", toolchain.name())),
             None => DEVICES.iter().for_each(|device| add(device, &["--toolchain", toolchain.name()])),
         }
@@ -83,40 +82,35 @@ fn jobs(seeds: usize, work: usize) -> (Vec<Job>, Vec<String>) {
     (jobs, skipped)
 }
 
-/// Runs the jobs, prints the last line of each and what it found; how many failed.
+/// Runs the jobs and prints what each reports; how many failed.
 fn all(jobs: &[Job], threads: usize) -> usize {
-    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let printing = Mutex::new(());
-    std::thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            scope.spawn(|| {
-                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let start = now();
-                    let line: Vec<&str> = job.iter().map(String::as_str).collect();
-                    let output = command(&root(), COPY, &line).output();
-                    let (text, passed) = match output {
-                        Ok(output) => {
-                            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-                            let told = String::from_utf8_lossy(&output.stderr).into_owned();
-                            (told_apart(&said, &told), output.status.success())
-                        }
-                        Err(error) => (format!("{COPY}: {error}"), false),
-                    };
-                    failed.fetch_add(usize::from(!passed), Ordering::Relaxed);
-                    let _alone = printing.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    println!("{text}, {:.0} s", start.elapsed().as_secs_f64());
-                }
-            });
-        }
+    let passed = in_parallel(jobs, threads, |job| {
+        let start = now();
+        let line: Vec<&str> = job.iter().map(String::as_str).collect();
+        let (text, passed) = match command(&root(), COPY, &line).output() {
+            Ok(output) => {
+                let [stdout, stderr] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+                (report(&stdout, &stderr), output.status.success())
+            }
+            Err(error) => (format!("{COPY}: {error}"), false),
+        };
+        let _alone = printing.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        println!("{text}, {:.0} s", start.elapsed().as_secs_f64());
+        passed
     });
-    failed.into_inner()
+    passed.iter().filter(|passed| !**passed).count()
 }
 
 /// Differences and the summary, without the names of what was left out; the error if there is no
 /// summary.
-fn told_apart(said: &str, told: &str) -> String {
-    let lines: Vec<&str> = said.lines().filter(|line| !line.starts_with("left out")).collect();
-    if lines.is_empty() { told.lines().last().unwrap_or("nothing was compared").to_string() } else { lines.join("\n") }
+fn report(stdout: &str, stderr: &str) -> String {
+    let lines: Vec<&str> = stdout.lines().filter(|line| !line.starts_with("left out")).collect();
+    if lines.is_empty() {
+        stderr.lines().last().unwrap_or("nothing was compared").to_string()
+    } else {
+        lines.join("\n")
+    }
 }
 
 #[cfg(test)]
@@ -134,10 +128,7 @@ mod tests {
 
     #[test]
     fn names_of_what_was_left_out_are_not_repeated() {
-        assert_eq!(
-            told_apart("a difference\nleft out, too much work: x\nthe summary\n", ""),
-            "a difference\nthe summary"
-        );
-        assert_eq!(told_apart("", "warning\nerror: no clang\n"), "error: no clang");
+        assert_eq!(report("a difference\nleft out, too much work: x\nthe summary\n", ""), "a difference\nthe summary");
+        assert_eq!(report("", "warning\nerror: no clang\n"), "error: no clang");
     }
 }

@@ -1,8 +1,8 @@
 //! Cases on emulated cards: AMD's (`isobit-gcn`), and CUDA source on the CPU (`isobit-simt`).
 //! Emulation is slow, so cases with much work are left out, by name.
 
-use crate::{Absent, Case, DirtyWorkspace, Visitor, first_difference};
-use isobit_gcn::{Card, Settings, Work};
+use crate::{Absent, Case, DirtyWorkspace, Visitor, first_difference, work_of};
+use isobit_gcn::{Card, Settings};
 use isobit_kernels::DeviceFailure;
 use isobit_kernels::gpu::Gpu;
 use isobit_kernels::observe::Observed;
@@ -10,50 +10,37 @@ use isobit_kernels::{Counting, Cpu, Device, Path, Reference};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-/// Multiply-adds and outputs of a case.
-pub fn work_of(counting: &Counting<Cpu>, case: &impl Case) -> u64 {
-    counting.forget();
-    case.run(counting);
-    counting.work().values().map(|work| work.multiply_adds + work.outputs).sum()
-}
-
 /// The settings of an emulated card.
 pub trait Emulation {
     type Card;
-    /// What a card counts.
-    type Work: Copy + Default;
 
     /// Why no card can be opened here, if so.
-    fn objection(&self) -> Option<String>;
+    fn unavailable_because(&self) -> Option<String>;
     fn open(&self) -> Result<(Gpu, Rc<Self::Card>), DeviceFailure>;
-    /// What a card has done, added to what earlier ones have.
-    fn work(card: &Self::Card, earlier: Self::Work) -> Self::Work;
+    /// What a card has done: instructions of waves, or how often a thread was continued.
+    fn work(card: &Self::Card) -> u64;
 }
 
 impl Emulation for Settings {
     type Card = Card;
-    type Work = Work;
 
-    fn objection(&self) -> Option<String> {
-        self.toolchain.objection()
+    fn unavailable_because(&self) -> Option<String> {
+        self.toolchain.unavailable_because()
     }
 
     fn open(&self) -> Result<(Gpu, Rc<Card>), DeviceFailure> {
         Card::new(self.clone()).into_gpu()
     }
 
-    fn work(card: &Card, earlier: Work) -> Work {
-        let now = card.work();
-        Work { steps: earlier.steps + now.steps, lane_steps: earlier.lane_steps + now.lane_steps }
+    fn work(card: &Card) -> u64 {
+        card.steps()
     }
 }
 
 impl Emulation for isobit_simt::Settings {
     type Card = isobit_simt::Card;
-    /// How often a thread was continued.
-    type Work = u64;
 
-    fn objection(&self) -> Option<String> {
+    fn unavailable_because(&self) -> Option<String> {
         isobit_simt::objection()
     }
 
@@ -61,8 +48,8 @@ impl Emulation for isobit_simt::Settings {
         isobit_simt::Card::new(self.clone()).into_gpu()
     }
 
-    fn work(card: &isobit_simt::Card, earlier: u64) -> u64 {
-        earlier + card.switches()
+    fn work(card: &isobit_simt::Card) -> u64 {
+        card.switches()
     }
 }
 
@@ -79,19 +66,17 @@ pub struct Emulated<S: Emulation = Settings> {
     /// Cases with more work.
     pub left_out: Vec<String>,
     /// Of cards that failed and were replaced.
-    earlier: S::Work,
+    earlier: u64,
 }
 
-/// BOUND: multiply-adds and outputs of a case, unless a caller says otherwise.
-pub const WORK_MAX: u64 = 100_000;
-
-/// BOUND: the same for source on the CPU, which is faster.
+/// BOUND: multiply-adds and outputs of a case in source on the CPU, which is faster than machine
+/// code.
 pub const SOURCE_WORK_MAX: u64 = 1_000_000;
 
 impl<S: Emulation> Emulated<S> {
     pub fn new(settings: S, work_max: u64) -> Result<Self, Absent> {
-        if let Some(objection) = settings.objection() {
-            return Err(Absent::Missing(objection));
+        if let Some(why) = settings.unavailable_because() {
+            return Err(Absent::Missing(why));
         }
         let (gpu, card) = opened(&settings)?;
         let cpu = Cpu::new(1, Path::Scalar).map_err(|error| Absent::Broken(error.to_string()))?;
@@ -104,13 +89,13 @@ impl<S: Emulation> Emulated<S> {
             compared: 0,
             differences: Vec::new(),
             left_out: Vec::new(),
-            earlier: S::Work::default(),
+            earlier: 0,
         })
     }
 
     /// What the card has done.
-    pub fn work(&self) -> S::Work {
-        S::work(&self.card, self.earlier)
+    pub fn work(&self) -> u64 {
+        self.earlier + S::work(&self.card)
     }
 
     fn difference(&self, case: &impl Case) -> Option<String> {

@@ -16,10 +16,12 @@ mod own_process;
 mod required;
 pub mod table;
 pub mod vectors;
+mod work;
 
 pub use nearest::nearest;
 pub use own_process::in_own_process;
 pub use required::{devices_or_skips, is_required, named_devices_or_skips, report, skip};
+pub use work::{SMALL_WORK_MAX, work_of};
 
 use isobit_kernels::backend::{BegunDigest, Bytes, Length};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};

@@ -4,7 +4,7 @@
 
 use crate::cases;
 use crate::digests::digest;
-use crate::{Case, DirtyWorkspace, Output, Visitor};
+use crate::{Case, DirtyWorkspace, Output, SMALL_WORK_MAX, Visitor, work_of};
 use isobit_kernels::observe::Observed;
 use isobit_kernels::{Backend, Counting, Cpu, Gpu, Path};
 use isobit_numerics::digest::Digest;
@@ -13,9 +13,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Digest and name of every case, as the reference gives them.
 const GOLDEN: &str = include_str!("../golden/reference.txt");
-
-/// BOUND: multiply-adds and outputs of a case of the sample.
-const WORK_MAX: u64 = 100_000;
 
 /// Which cases to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,12 +114,6 @@ struct Run<'a, B> {
 }
 
 impl<B: Backend> Run<'_, B> {
-    fn is_small(&self, case: &impl Case) -> bool {
-        self.counting.forget();
-        case.run(&self.counting);
-        self.counting.work().values().map(|work| work.multiply_adds + work.outputs).sum::<u64>() <= WORK_MAX
-    }
-
     fn result(&self, case: &impl Case) -> Result<Vec<Output>, String> {
         self.backend.scratch().clear();
         // A failure of the device arrives as the panic of a failed download.
@@ -140,7 +131,7 @@ impl<B: Backend> Visitor for Run<'_, B> {
 
     fn case<C: Case>(&mut self, case: &C) {
         let Sample { per_op, skipped } = self.sample;
-        if self.seen >= per_op + skipped || !self.is_small(case) {
+        if self.seen >= per_op + skipped || work_of(&self.counting, case) > SMALL_WORK_MAX {
             return;
         }
         self.seen += 1;

@@ -4,11 +4,9 @@ use crate::execute::World;
 use crate::instruction::*;
 use crate::wave::Wave;
 
-/// The active lanes, in the order of the seed: hardware promises none.
-fn lanes(exec: u64, seed: u64) -> impl Iterator<Item = usize> {
-    let backwards = seed & 1 == 1;
-    let order = move |index: usize| if backwards { LANES - 1 - index } else { index };
-    (0..LANES).map(order).filter(move |lane| exec >> lane & 1 == 1)
+/// The active lanes, in the order of the launch: hardware promises none.
+fn lanes(exec: u64, order: &[usize]) -> impl Iterator<Item = usize> {
+    order.iter().copied().filter(move |lane| exec >> lane & 1 == 1)
 }
 
 impl Wave {
@@ -30,7 +28,6 @@ impl Wave {
     }
 
     pub(crate) fn access(&mut self, instruction: &Instruction, world: &mut World) -> Result<(), String> {
-        world.lane_steps += u64::from(self.exec().count_ones());
         match *instruction {
             Instruction::GlobalLoad { width, data, address, offset } => {
                 let addresses = self.addresses(address, offset)?;
@@ -48,7 +45,7 @@ impl Wave {
                 self.shared_store(dwords, address, &parts[..=two as usize], world)
             }
             Instruction::PrivateLoad { dwords, data, address, offset } => {
-                for lane in lanes(self.exec(), world.seed) {
+                for lane in lanes(self.exec(), world.lane_order) {
                     let first = self.private_address(address, lane, offset)?;
                     for dword in 0..dwords {
                         let (value, defined) = self.private.load(lane, first + 4 * u32::from(dword))?;
@@ -58,7 +55,7 @@ impl Wave {
                 Ok(())
             }
             Instruction::PrivateStore { dwords, data, address, offset } => {
-                for lane in lanes(self.exec(), world.seed) {
+                for lane in lanes(self.exec(), world.lane_order) {
                     let first = self.private_address(address, lane, offset)?;
                     for dword in 0..dwords {
                         let (lanes, defined) = self.vector(data + u16::from(dword));
@@ -87,7 +84,7 @@ impl Wave {
         world: &mut World,
     ) -> Result<(), String> {
         let exec = self.exec();
-        for lane in lanes(exec, world.seed) {
+        for lane in lanes(exec, world.lane_order) {
             if let Width::Dwords(count) = width {
                 let mut loaded = [(0, false); 4];
                 let loaded = &mut loaded[..count as usize];
@@ -114,7 +111,7 @@ impl Wave {
         for register in data..data + u16::from(count) {
             self.must_be_defined(self.vector(register).1, "what is stored")?;
         }
-        for lane in lanes(self.exec(), world.seed) {
+        for lane in lanes(self.exec(), world.lane_order) {
             let mut values = [0; 4];
             for (register, value) in (data..data + u16::from(count)).zip(&mut values) {
                 *value = self.vector(register).0[lane];
@@ -139,13 +136,13 @@ impl Wave {
         let (addresses, defined) = self.vector(address);
         self.must_be_defined(defined, "the address")?;
         let addresses = *addresses;
-        for lane in lanes(self.exec(), world.seed) {
+        for lane in lanes(self.exec(), world.lane_order) {
             let mut register = data;
             for offset in offsets {
                 let mut loaded = [(0, false); 4];
                 let loaded = &mut loaded[..dwords as usize];
                 let address = addresses[lane].wrapping_add(*offset);
-                world.shared.load(address, loaded, world.who)?;
+                world.shared.load(address, loaded, world.tag)?;
                 for (value, defined) in loaded {
                     if !*defined {
                         return Err(format!("shared memory from byte {address} on is read before it is written"));
@@ -167,7 +164,7 @@ impl Wave {
     ) -> Result<(), String> {
         let (addresses, defined) = self.vector(address);
         self.must_be_defined(defined, "the address")?;
-        for lane in lanes(self.exec(), world.seed) {
+        for lane in lanes(self.exec(), world.lane_order) {
             for (data, offset) in parts {
                 let mut values = [(0, false); 4];
                 for (register, value) in (*data..data + u16::from(dwords)).zip(&mut values) {
@@ -175,7 +172,7 @@ impl Wave {
                     *value = (lanes[lane], defined >> lane & 1 == 1);
                 }
                 let values = &values[..dwords as usize];
-                world.shared.store(addresses[lane].wrapping_add(*offset), values, world.who)?;
+                world.shared.store(addresses[lane].wrapping_add(*offset), values, world.tag)?;
             }
         }
         Ok(())

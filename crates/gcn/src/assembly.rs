@@ -180,7 +180,9 @@ impl<'a> Reader<'a> {
             }
             let here = Here { reader: &self, next, last_pc };
             let origin = Origin { text: pending.text.into(), place: pending.place.clone() };
-            program.code.push(decode(&origin.text, &here).map_err(|error| format!("{error}, {}", origin.told()))?);
+            program
+                .code
+                .push(decode(&origin.text, &here).map_err(|error| format!("{error}, {}", origin.description()))?);
             program.origins.push(origin);
         }
         let mut arguments = metadata::read(&self.metadata)?;
@@ -281,8 +283,8 @@ mod tests {
         let text = "\t.text\n\t.file\t0 \"/folder\" \"-\" md5 0x12\n\t.file\t1 \"a.cl\"\nk:\n\t.loc\t1 3 9 is_stmt 0 \
                     ; a.cl:3:9\n\ts_nop 0\n\t.file\t2 \"/elsewhere/b.h\"\n\t.loc\t2 7 1\n\ts_nop 0\n\t.loc\t1 0 1\n\ts_endpgm\n";
         let program = read(text).expect("three instructions");
-        let told: Vec<String> = program.origins.iter().map(Origin::told).collect();
-        assert_eq!(told, ["in `s_nop 0`, at a.cl:3", "in `s_nop 0`, at b.h:7", "in `s_endpgm`, at b.h:7"]);
+        let found: Vec<String> = program.origins.iter().map(Origin::description).collect();
+        assert_eq!(found, ["in `s_nop 0`, at a.cl:3", "in `s_nop 0`, at b.h:7", "in `s_endpgm`, at b.h:7"]);
         let unknown = read(&text.replace("s_endpgm", "s_nonsense")).expect_err("an unknown instruction");
         assert!(unknown.ends_with("in `s_nonsense`, at b.h:7"), "{unknown}");
     }

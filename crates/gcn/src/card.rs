@@ -1,7 +1,7 @@
 //! An emulated card as a runtime of the kernels crate.
 
 use crate::compiler::{Architecture, Dialect, Request, Toolchain, compile};
-use crate::launch::{Launch, Machine, Work};
+use crate::launch::{Launch, Machine};
 use crate::memory::ALIGNMENT;
 use crate::program::{Kernel as Entry, Program};
 use isobit_kernels::backend::DeviceFailure;
@@ -79,9 +79,9 @@ impl Card {
         Ok((gpu, card))
     }
 
-    /// What it executed so far.
-    pub fn work(&self) -> Work {
-        self.machine.borrow().work
+    /// Instructions that its waves have executed so far.
+    pub fn steps(&self) -> u64 {
+        self.machine.borrow().steps
     }
 }
 

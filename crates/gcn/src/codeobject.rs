@@ -254,7 +254,7 @@ fn instructions(disassembly: &str, program: &mut Program) -> Result<BTreeMap<u64
     let entries: BTreeMap<u64, usize> = lines.iter().enumerate().map(|(index, line)| (line.1, index)).collect();
     for (origin, address) in lines {
         let here = Here { entries: &entries, address };
-        program.code.push(decode(&origin.text, &here).map_err(|error| format!("{error}, {}", origin.told()))?);
+        program.code.push(decode(&origin.text, &here).map_err(|error| format!("{error}, {}", origin.description()))?);
         program.origins.push(origin);
     }
     if program.code.is_empty() { Err("llvm-objdump printed no instruction".to_string()) } else { Ok(entries) }
@@ -301,8 +301,8 @@ mod tests {
                     ; b.h:7\n\ts_nop 1 // 000000001604: BF800001\n; a.cl:0\n\ts_endpgm // 000000001608: BF810000\n";
         let mut program = Program::default();
         instructions(text, &mut program).expect("three instructions");
-        let told: Vec<String> = program.origins.iter().map(Origin::told).collect();
-        assert_eq!(told, ["in `s_nop 0`, at a.cl:2", "in `s_nop 1`, at b.h:7", "in `s_endpgm`, at b.h:7"]);
+        let found: Vec<String> = program.origins.iter().map(Origin::description).collect();
+        assert_eq!(found, ["in `s_nop 0`, at a.cl:2", "in `s_nop 1`, at b.h:7", "in `s_endpgm`, at b.h:7"]);
         let unknown = instructions(&text.replace("s_endpgm", "s_nonsense"), &mut Program::default());
         let unknown = unknown.expect_err("an unknown instruction");
         assert!(unknown.ends_with("in `s_nonsense`, at b.h:7"), "{unknown}");

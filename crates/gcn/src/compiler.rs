@@ -2,7 +2,7 @@
 //! and remembers what it compiled.
 
 use crate::program::Program;
-use isobit_kernels::gpu::hip;
+use isobit_kernels::gpu::{EXACT_DIVISION_OPTION, OPENCL_OPTIONS, hip};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
@@ -71,27 +71,22 @@ impl Dialect {
         }
     }
 
-    /// The options that the runtimes compile with, for clang and any of AMD's architectures.
+    /// What makes clang compile as the runtimes do, for any of AMD's architectures: the options
+    /// that the host gives them, and those that they add by themselves.
     pub fn options(self, architecture: &str) -> Vec<String> {
-        let own: &[&str] = match self {
-            Self::OpenCl => &[
-                "-x",
-                "cl",
-                "-cl-std=CL1.2",
-                "-Xclang",
-                "-finclude-default-header",
-                "-target",
-                "amdgcn-amd-amdhsa",
-                "-cl-fp32-correctly-rounded-divide-sqrt",
-            ],
-            Self::Hip => &["-x", "hip", "--cuda-device-only", "-nogpuinc", "-fno-gpu-rdc"],
+        // clang alone does not optimise; OpenCL drivers do.
+        const OPENCL: [&str; 7] =
+            ["-x", "cl", "-Xclang", "-finclude-default-header", "-target", "amdgcn-amd-amdhsa", "-O3"];
+        const HIP: [&str; 5] = ["-x", "hip", "--cuda-device-only", "-nogpuinc", "-fno-gpu-rdc"];
+        let (own, given, device) = match self {
+            Self::OpenCl => {
+                let given = [&OPENCL_OPTIONS[..], &[EXACT_DIVISION_OPTION]].concat();
+                (&OPENCL[..], given, format!("-mcpu={architecture}"))
+            }
+            Self::Hip => (&HIP[..], hip::OPTIONS.to_vec(), format!("--offload-arch={architecture}")),
         };
-        let device = match self {
-            Self::OpenCl => format!("-mcpu={architecture}"),
-            Self::Hip => format!("--offload-arch={architecture}"),
-        };
-        let common = ["-nogpulib", "-ffp-contract=off", "-O3"];
-        own.iter().chain(&common).map(|option| (*option).to_string()).chain([device]).collect()
+        let options = own.iter().chain(&given).chain(&["-nogpulib"]);
+        options.map(|option| (*option).to_string()).chain([device]).collect()
     }
 }
 
@@ -124,7 +119,7 @@ impl Toolchain {
     }
 
     /// Why it cannot be used here, if so.
-    pub fn objection(self) -> Option<String> {
+    pub fn unavailable_because(self) -> Option<String> {
         let runs = |name: &str, argument: &str| Command::new(name).arg(argument).output().is_ok();
         match self {
             Self::Assembly | Self::CodeObject if compiler().is_none() => {
@@ -140,7 +135,7 @@ impl Toolchain {
     }
 }
 
-/// Lines of source cost nothing: no instruction differs.
+/// Lines of source, for messages. No instruction differs with them.
 const LINES: &str = "-gline-tables-only";
 const LINKERS: [&str; 2] = ["ld.lld-19", "ld.lld"];
 const DISASSEMBLERS: [&str; 3] = ["llvm-objdump-19", "llvm-objdump", "llvm-objdump-15"];
@@ -185,12 +180,13 @@ pub(crate) fn compile(request: &Request) -> Result<Arc<Program>, String> {
     }
     let program = match request.toolchain {
         Toolchain::Assembly => {
-            let text = clang(request, &["-S"])?;
+            let text = clang(request, &["-S", LINES])?;
             crate::assembly::read(&String::from_utf8(text).map_err(|error| error.to_string())?)?
         }
         Toolchain::CodeObject => {
-            let bundle = if request.dialect == Dialect::Hip { &["--no-gpu-bundle-output"][..] } else { &[] };
-            disassembled(&clang(request, bundle)?)?
+            let bundle = (request.dialect == Dialect::Hip).then_some("--no-gpu-bundle-output");
+            let options: Vec<&str> = bundle.into_iter().chain([LINES]).collect();
+            disassembled(&clang(request, &options)?)?
         }
         Toolchain::HipRtc => disassembled(&hiprtc(request)?)?,
     };
@@ -199,11 +195,12 @@ pub(crate) fn compile(request: &Request) -> Result<Arc<Program>, String> {
     Ok(program)
 }
 
+/// What clang makes of the source, with options that decide about its output.
 fn clang(request: &Request, output: &[&str]) -> Result<Vec<u8>, String> {
     let clang = compiler().ok_or("no clang that compiles for amdgcn; install clang-19")?;
     let options = request.dialect.options(request.architecture.name());
     let mut command = Command::new(clang);
-    command.args(options.iter().chain(&request.options)).arg(LINES);
+    command.args(options.iter().chain(&request.options));
     command.args(output).args(["-o", "-", "-"]);
     piped(command, request.source.clone().into_bytes())
 }
@@ -244,4 +241,41 @@ fn piped(mut command: Command, input: Vec<u8>) -> Result<Vec<u8>, String> {
     }
     written.map_err(|error| format!("{name}: {error}"))?;
     Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_source_change_no_instruction() {
+        if compiler().is_none() {
+            return;
+        }
+        let source = [
+            include_str!("../../kernels/gpu/cuda.h"),
+            include_str!("../../kernels/gpu/exact.h"),
+            include_str!("../../kernels/gpu/elementary.h"),
+            include_str!("../../kernels/gpu/lanes.h"),
+            include_str!("../../kernels/gpu/philox.h"),
+            include_str!("../../kernels/gpu/slices.h"),
+            include_str!("../../kernels/gpu/product.cl"),
+        ];
+        let request = Request {
+            source: source.concat(),
+            options: vec!["-DSLICES=2".to_string()],
+            architecture: Architecture::Gfx906,
+            dialect: Dialect::Hip,
+            toolchain: Toolchain::Assembly,
+        };
+        let program = |output: &[&str]| {
+            let text = clang(&request, output).unwrap_or_else(|error| panic!("{error}"));
+            crate::assembly::read(&String::from_utf8_lossy(&text)).unwrap_or_else(|error| panic!("{error}"))
+        };
+        // Without the compiler's name, which the reader of assembly does not know.
+        let (with, without) = (program(&["-S", LINES]), program(&["-S", "-Qn"]));
+        assert!(with.code.len() > 1000 && with.code == without.code);
+        let lines = |program: &Program| program.origins.iter().filter(|origin| origin.place.is_some()).count();
+        assert!(lines(&with) > 1000 && lines(&without) == 0);
+    }
 }

@@ -170,8 +170,7 @@ fn scalar_short(line: &mut Line, places: &dyn Places) -> Found {
         let b = ScalarSource::Constant(short(b, rest.ends_with("i32"))?);
         return Ok(Some(Instruction::ScalarCompare { op, a: scalar_source(a, false)?, b }));
     }
-    if let Some(dwords) = line.mnemonic.strip_prefix("s_load_dword") {
-        let dwords = dword_count(dwords)?;
+    if let Some(dwords) = listed(&SCALAR_LOADS, line.mnemonic) {
         let [dst, base, offset] = line.operands()?;
         let (dst, base) = (scalar(dst, dwords as u16)?, scalar(base, 2)?);
         return Ok(Some(Instruction::ScalarLoad { dst, dwords, base, offset: number(offset)? }));
@@ -220,17 +219,13 @@ fn set_mode(line: &Line) -> Result<Instruction, String> {
     }
 }
 
-/// The count in `..._dwordx4`: what follows `dword`.
-fn dword_count(suffix: &str) -> Result<u8, String> {
-    match suffix {
-        "" => Ok(1),
-        "x2" => Ok(2),
-        "x3" => Ok(3),
-        "x4" => Ok(4),
-        "x8" => Ok(8),
-        "x16" => Ok(16),
-        _ => Err("unknown instruction".to_string()),
-    }
+/// Scalar loads and their dwords.
+const SCALAR_LOADS: [(&str, u8); 5] =
+    [("s_load_dword", 1), ("s_load_dwordx2", 2), ("s_load_dwordx4", 4), ("s_load_dwordx8", 8), ("s_load_dwordx16", 16)];
+
+/// What a list has for a mnemonic.
+fn listed<T: Copy>(list: &[(&str, T)], mnemonic: &str) -> Option<T> {
+    list.iter().find(|(name, _)| *name == mnemonic).map(|(_, found)| *found)
 }
 
 /// The part of a source that `srcN_sel` names.
@@ -430,19 +425,25 @@ fn packed(op: Packed, line: &mut Line) -> Result<Instruction, String> {
     Ok(Instruction::Packed { op, dst: vector(dst, 2)?, sources: [a?, b?, c?], halves: [low, high], negate })
 }
 
+/// Accesses to global memory: whether it is a load, and its width.
+const GLOBAL: [(&str, (bool, Width)); 13] = [
+    ("global_load_ubyte", (true, Width::U8)),
+    ("global_load_sbyte", (true, Width::I8)),
+    ("global_load_ushort", (true, Width::U16)),
+    ("global_load_sshort", (true, Width::I16)),
+    ("global_load_dword", (true, Width::Dwords(1))),
+    ("global_load_dwordx2", (true, Width::Dwords(2))),
+    ("global_load_dwordx3", (true, Width::Dwords(3))),
+    ("global_load_dwordx4", (true, Width::Dwords(4))),
+    ("global_store_short", (false, Width::U16)),
+    ("global_store_dword", (false, Width::Dwords(1))),
+    ("global_store_dwordx2", (false, Width::Dwords(2))),
+    ("global_store_dwordx3", (false, Width::Dwords(3))),
+    ("global_store_dwordx4", (false, Width::Dwords(4))),
+];
+
 fn global(line: &mut Line, _: &dyn Places) -> Found {
-    let (load, kind) = match (line.mnemonic.strip_prefix("global_load_"), line.mnemonic.strip_prefix("global_store_")) {
-        (Some(kind), _) => (true, kind),
-        (_, Some(kind)) => (false, kind),
-        _ => return Ok(None),
-    };
-    let width = match (kind, load) {
-        ("ubyte", true) => Width::U8,
-        ("sbyte", true) => Width::I8,
-        ("ushort", true) | ("short", false) => Width::U16,
-        ("sshort", true) => Width::I16,
-        (kind, _) => Width::Dwords(dword_count(kind.strip_prefix("dword").unwrap_or("-"))?),
-    };
+    let Some((load, width)) = listed(&GLOBAL, line.mnemonic) else { return Ok(None) };
     let [first, second, base] = line.operands()?;
     let (data, address) = if load { (first, second) } else { (second, first) };
     let registers = if let Width::Dwords(count) = width { count as u16 } else { 1 };
@@ -459,23 +460,32 @@ fn global(line: &mut Line, _: &dyn Places) -> Found {
     }))
 }
 
+/// Whether it is a load, the dwords, and the unit of the two offsets of those that access two
+/// places.
+type SharedAccess = (bool, u8, Option<u32>);
+
+/// Accesses to shared memory.
+const SHARED: [(&str, SharedAccess); 16] = [
+    ("ds_read_b32", (true, 1, None)),
+    ("ds_read_b64", (true, 2, None)),
+    ("ds_read_b96", (true, 3, None)),
+    ("ds_read_b128", (true, 4, None)),
+    ("ds_read2_b32", (true, 1, Some(4))),
+    ("ds_read2_b64", (true, 2, Some(8))),
+    ("ds_read2st64_b32", (true, 1, Some(256))),
+    ("ds_read2st64_b64", (true, 2, Some(512))),
+    ("ds_write_b32", (false, 1, None)),
+    ("ds_write_b64", (false, 2, None)),
+    ("ds_write_b96", (false, 3, None)),
+    ("ds_write_b128", (false, 4, None)),
+    ("ds_write2_b32", (false, 1, Some(4))),
+    ("ds_write2_b64", (false, 2, Some(8))),
+    ("ds_write2st64_b32", (false, 1, Some(256))),
+    ("ds_write2st64_b64", (false, 2, Some(512))),
+];
+
 fn shared(line: &mut Line, _: &dyn Places) -> Found {
-    let (load, kind) = match (line.mnemonic.strip_prefix("ds_read"), line.mnemonic.strip_prefix("ds_write")) {
-        (Some(kind), _) => (true, kind),
-        (_, Some(kind)) => (false, kind),
-        _ => return Ok(None),
-    };
-    let (dwords, stride) = match kind {
-        "_b32" => (1, None),
-        "_b64" => (2, None),
-        "_b96" => (3, None),
-        "_b128" => (4, None),
-        "2_b32" => (1, Some(4)),
-        "2_b64" => (2, Some(8)),
-        "2st64_b32" => (1, Some(256)),
-        "2st64_b64" => (2, Some(512)),
-        _ => return Ok(None),
-    };
+    let Some((load, dwords, stride)) = listed(&SHARED, line.mnemonic) else { return Ok(None) };
     let two = stride.is_some();
     let offsets = match stride {
         Some(stride) => [line.number("offset0")? as u32 * stride, line.number("offset1")? as u32 * stride],
@@ -497,15 +507,21 @@ fn shared(line: &mut Line, _: &dyn Places) -> Found {
     }))
 }
 
+/// Accesses to private memory: whether it is a load, and the dwords.
+const PRIVATE: [(&str, (bool, u8)); 8] = [
+    ("buffer_load_dword", (true, 1)),
+    ("buffer_load_dwordx2", (true, 2)),
+    ("buffer_load_dwordx3", (true, 3)),
+    ("buffer_load_dwordx4", (true, 4)),
+    ("buffer_store_dword", (false, 1)),
+    ("buffer_store_dwordx2", (false, 2)),
+    ("buffer_store_dwordx3", (false, 3)),
+    ("buffer_store_dwordx4", (false, 4)),
+];
+
 /// Private memory through the buffer of the first four scalar registers.
 fn private(line: &mut Line, _: &dyn Places) -> Found {
-    let (load, kind) =
-        match (line.mnemonic.strip_prefix("buffer_load_dword"), line.mnemonic.strip_prefix("buffer_store_dword")) {
-            (Some(kind), _) => (true, kind),
-            (_, Some(kind)) => (false, kind),
-            _ => return Ok(None),
-        };
-    let dwords = dword_count(kind)?;
+    let Some((load, dwords)) = listed(&PRIVATE, line.mnemonic) else { return Ok(None) };
     let [data, address, buffer, base] = line.operands()?;
     if (buffer, base) != ("s[0:3]", "0") {
         return Err("only private memory is accessed by buffer instructions".to_string());
@@ -578,6 +594,7 @@ mod tests {
     fn what_is_unknown_is_refused() {
         assert_eq!(fails("v_exp_f32_e32 v1, v0"), "unknown instruction");
         assert_eq!(fails("global_atomic_add v1, v2, s[0:1]"), "unknown instruction");
+        assert_eq!(fails("global_load_dwordx8 v[0:7], v8, s[0:1]"), "unknown instruction");
         assert!(fails("v_add_f32_e64 v1, v0, v2 mul:2").contains("mul:2"));
         assert!(fails("v_dot4_i32_i8 v1, v0, v2, v3 clamp").contains("clamp"));
         assert!(fails("v_add_f32_e32 v1, v0").contains("2 operands, not 3"));

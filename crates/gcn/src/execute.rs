@@ -1,9 +1,10 @@
 //! Executes instructions of a wave until a barrier or the end.
 
 use crate::instruction::*;
-use crate::memory::{Memory, Tag};
+use crate::memory::Memory;
 use crate::program::Program;
-use crate::shared::{Shared, Who};
+use crate::race::Tag;
+use crate::shared::Shared;
 use crate::vector::{self, Lanes};
 use crate::wave::{Defined, Known, Wave};
 use crate::{divide, float, matrix, scalar};
@@ -20,11 +21,11 @@ pub(crate) struct World<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) shared: &'a mut Shared,
     pub(crate) tag: Tag,
-    pub(crate) who: Who,
     pub(crate) seed: u64,
-    /// Instructions and active lanes so far.
+    /// The order in which lanes access memory.
+    pub(crate) lane_order: &'a [usize],
+    /// Instructions so far.
     pub(crate) steps: u64,
-    pub(crate) lane_steps: u64,
 }
 
 /// Why a wave paused.
@@ -75,7 +76,6 @@ impl Wave {
             I::Ternary { op, dst, a, b, c } => self.ternary::<F>(op, dst, [a, b, c], world)?,
             _ => return self.other::<F>(instruction, world),
         }
-        world.lane_steps += LANES as u64;
         Ok(Next::Following)
     }
 
@@ -104,10 +104,7 @@ impl Wave {
             | I::SharedStore { .. }
             | I::PrivateLoad { .. }
             | I::PrivateStore { .. } => self.access(instruction, world)?,
-            _ => {
-                world.lane_steps += LANES as u64;
-                self.vector_step::<F>(instruction, world)?;
-            }
+            _ => self.vector_step::<F>(instruction, world)?,
         }
         Ok(Next::Following)
     }

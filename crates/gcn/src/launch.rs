@@ -3,8 +3,9 @@
 
 use crate::execute::{Pause, World};
 use crate::instruction::LANES;
-use crate::memory::{Memory, Tag};
+use crate::memory::Memory;
 use crate::program::{Kernel, Origin, Program};
+use crate::race::Tag;
 use crate::random::{mix, order};
 use crate::shared::Shared;
 use crate::wave::{Start, Wave};
@@ -25,17 +26,10 @@ pub(crate) struct Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
-            Some(origin) => write!(f, "{}, {}", self.what, origin.told()),
+            Some(origin) => write!(f, "{}, {}", self.what, origin.description()),
             None => write!(f, "{}", self.what),
         }
     }
-}
-
-/// Instructions executed, in waves and in lanes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Work {
-    pub steps: u64,
-    pub lane_steps: u64,
 }
 
 /// Memory and waves of an emulated card.
@@ -45,7 +39,10 @@ pub(crate) struct Machine {
     waves: Vec<Wave>,
     launches: u64,
     seed: u64,
-    pub(crate) work: Work,
+    /// Of the lanes, in memory accesses of this launch.
+    lane_order: Vec<usize>,
+    /// Instructions that waves have executed.
+    pub(crate) steps: u64,
 }
 
 /// A kernel with its launch parameters.
@@ -91,7 +88,7 @@ impl Launch<'_> {
 
 impl Machine {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { memory: Memory::new(seed), waves: Vec::new(), launches: 0, seed, work: Work::default() }
+        Self { memory: Memory::new(seed), waves: Vec::new(), launches: 0, seed, lane_order: Vec::new(), steps: 0 }
     }
 
     /// Runs all groups.
@@ -112,6 +109,7 @@ impl Machine {
             self.waves.push(Wave::new(mix(self.seed, self.waves.len() as u64) as u32));
         }
         let turn = if self.seed == 0 { 0 } else { mix(self.seed, self.launches) };
+        self.lane_order = order(turn, LANES);
         let mut shared = Shared::new(launch.shared_bytes(), turn as u32);
         let ran = order(turn, launch.groups).into_iter().try_for_each(|group| {
             shared.forget();
@@ -149,14 +147,12 @@ impl Machine {
                     memory: &mut self.memory,
                     shared,
                     tag: Tag::new(self.launches, start.group as usize, epoch, index),
-                    who: (epoch as u32 + 1, index as u8),
                     seed: self.seed,
+                    lane_order: &self.lane_order,
                     steps: 0,
-                    lane_steps: 0,
                 };
                 let paused = run(wave, &mut world).map_err(|what| launch.fault(Some(wave.pc), what));
-                self.work.steps += world.steps;
-                self.work.lane_steps += world.lane_steps;
+                self.steps += world.steps;
                 waiting |= paused? == Pause::Barrier;
             }
             if !waiting {

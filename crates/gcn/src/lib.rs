@@ -24,6 +24,7 @@ mod message_pack;
 mod metadata;
 mod operand;
 mod program;
+mod race;
 mod random;
 mod scalar;
 mod shared;
@@ -34,4 +35,3 @@ mod wave;
 
 pub use card::{Card, Settings};
 pub use compiler::{Architecture, COMPILERS, Dialect, Toolchain, compiler};
-pub use launch::Work;

@@ -2,6 +2,7 @@
 //! definedness and races between waves and groups of a launch.
 
 use crate::instruction::Width;
+use crate::race::{Cell, Tag};
 use crate::random::mix;
 
 /// Bytes of address space per buffer; an index error of less than this hits no other buffer.
@@ -10,116 +11,6 @@ const WINDOW_BITS: u32 = 36;
 pub(crate) const ALIGNMENT: usize = 256;
 /// BOUND: total bytes of live buffers, so that a wrong size fails cleanly.
 const BYTES_MAX: usize = 8 << 30;
-
-/// Who accesses: launch, group, barriers passed by the group, wave. Order by barriers is decided by
-/// comparing the parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Tag(u64);
-
-const WAVE_BITS: u32 = 5;
-const EPOCH_BITS: u32 = 20;
-const GROUP_BITS: u32 = 21;
-/// In place of a wave or a group: more than one.
-const WAVES: u64 = (1 << WAVE_BITS) - 1;
-const GROUPS: u64 = (1 << GROUP_BITS) - 1;
-
-impl Tag {
-    pub(crate) const GROUPS_MAX: usize = GROUPS as usize;
-    pub(crate) const EPOCHS_MAX: usize = 1 << EPOCH_BITS;
-    pub(crate) const LAUNCHES_MAX: u64 = 1 << (64 - WAVE_BITS - EPOCH_BITS - GROUP_BITS);
-
-    /// `launch` starts at 1: 0 is nobody.
-    pub(crate) fn new(launch: u64, group: usize, epoch: usize, wave: usize) -> Self {
-        Self((((launch << GROUP_BITS | group as u64) << EPOCH_BITS | epoch as u64) << WAVE_BITS) | wave as u64)
-    }
-
-    fn wave(self) -> u64 {
-        self.0 & WAVES
-    }
-
-    /// Launch, group and epoch.
-    fn section(self) -> u64 {
-        self.0 >> WAVE_BITS
-    }
-
-    fn group(self) -> u64 {
-        self.section() >> EPOCH_BITS & GROUPS
-    }
-
-    fn launch(self) -> u64 {
-        self.section() >> (EPOCH_BITS + GROUP_BITS)
-    }
-
-    /// Whether an access by `later` is not ordered after this one.
-    fn races(self, later: Self) -> bool {
-        self != later
-            && self.launch() == later.launch()
-            && (self.group() != later.group() || self.section() == later.section())
-    }
-
-    /// This reader and another one.
-    fn joined(self, reader: Self) -> Self {
-        if self.launch() != reader.launch() {
-            reader
-        } else if self.group() != reader.group() {
-            Self(reader.0 | GROUPS << (EPOCH_BITS + WAVE_BITS) | WAVES)
-        } else if self.section() == reader.section() {
-            Self(reader.0 | WAVES)
-        } else {
-            reader
-        }
-    }
-}
-
-/// The last accesses to two bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cell {
-    write: Tag,
-    read: Tag,
-}
-
-impl Cell {
-    #[inline(always)]
-    fn read(&mut self, by: Tag) -> Result<(), String> {
-        if self.read == by && !self.write.races(by) {
-            return Ok(());
-        }
-        if self.write.races(by) {
-            return Err(race("read here and written", self.write, by));
-        }
-        if self.read != by {
-            self.read = self.read.joined(by);
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn write(&mut self, by: Tag) -> Result<(), String> {
-        if self.write.races(by) {
-            return Err(race("written here and written", self.write, by));
-        }
-        if self.read.races(by) {
-            return Err(race("written here and read", self.read, by));
-        }
-        self.write = by;
-        Ok(())
-    }
-}
-
-#[cold]
-fn race(what: &str, other: Tag, by: Tag) -> String {
-    let who = if other.group() == by.group() {
-        match other.wave() {
-            WAVES => "several waves of the group, without a barrier between".to_string(),
-            wave => format!("wave {wave} of the group, without a barrier between"),
-        }
-    } else if other.group() == GROUPS {
-        "several groups".to_string()
-    } else {
-        format!("group {}", other.group())
-    };
-    format!("a race: {what} by {who} (here: wave {} of group {})", by.wave(), by.group())
-}
 
 struct Buffer {
     base: u64,
@@ -157,9 +48,9 @@ impl Memory {
         if id >= 1 << (63 - WINDOW_BITS) {
             return Err("more buffers than addresses".to_string());
         }
-        // Low halves near 2³² make kernels carry into the high half.
-        let skew = (mix(self.seed, id) % (1 << 27)) & !(ALIGNMENT as u64 - 1);
-        let base = (id << WINDOW_BITS) + (1 << 32) - (1 << 10) + if self.seed == 0 { 0 } else { skew };
+        // A multiple of 2³² lies in the first KiB: kernels must carry into the high half.
+        let skew = if self.seed == 0 { 0 } else { mix(self.seed, id) % 4 * ALIGNMENT as u64 };
+        let base = (id << WINDOW_BITS) + (1 << 32) - 4 * ALIGNMENT as u64 + skew;
         let words = bytes.div_ceil(4);
         let poison = if self.seed == 0 { 0 } else { mix(self.seed, id) as u32 };
         let contents = (0..words as u32).map(|word| poison.wrapping_mul(word | 1)).collect();
@@ -322,6 +213,21 @@ mod tests {
         assert!(memory.store(a, &[1], by).expect_err("constant").contains("constant"));
         memory.release(a);
         assert!(words(&mut memory, a, 1, by).expect_err("released").contains("no buffer"));
+    }
+
+    #[test]
+    fn a_multiple_of_2_to_the_32_lies_in_the_first_kibibyte_of_a_buffer() {
+        let mut before = std::collections::BTreeSet::new();
+        for seed in 0..6 {
+            let mut memory = Memory::new(seed);
+            for _ in 0..20 {
+                let base = memory.allocate(1028).expect("memory");
+                assert_ne!(base >> 32, (base + 1027) >> 32, "{base:#x}, seed {seed}");
+                assert!(base.is_multiple_of(ALIGNMENT as u64), "{base:#x}");
+                before.insert(base.wrapping_neg() as u32);
+            }
+        }
+        assert_eq!(before.into_iter().collect::<Vec<_>>(), [256, 512, 768, 1024], "bytes before the multiple");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(crate) struct Origin {
 
 impl Origin {
     /// The end of a message about the instruction.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         let place = self.place.as_ref().map(|place| format!(", at {place}")).unwrap_or_default();
         format!("in `{}`{place}", self.text)
     }

@@ -1,19 +1,7 @@
 //! Memory that a group shares (LDS), and the private memory of its lanes.
 
 use crate::instruction::LANES;
-
-/// The last accesses to a dword: barriers passed by the group plus one, and the wave.
-#[derive(Clone, Copy, Default)]
-struct Cell {
-    write: (u32, u8),
-    read: (u32, u8),
-}
-
-/// In place of a wave: more than one.
-const SEVERAL: u8 = u8::MAX;
-
-/// Who accesses: barriers passed by the group plus one, and the wave.
-pub(crate) type Who = (u32, u8);
+use crate::race::{Cell, Tag};
 
 /// The shared memory of one group.
 pub(crate) struct Shared {
@@ -21,16 +9,6 @@ pub(crate) struct Shared {
     defined: Vec<bool>,
     cells: Vec<Cell>,
     bytes: usize,
-}
-
-fn races(earlier: Who, by: Who) -> bool {
-    earlier.0 == by.0 && earlier.1 != by.1
-}
-
-#[cold]
-fn race(what: &str, other: Who, by: Who) -> String {
-    let who = if other.1 == SEVERAL { "several waves".to_string() } else { format!("wave {}", other.1) };
-    format!("a race in shared memory: {what} by {who} (here: wave {}), without a barrier between", by.1)
 }
 
 impl Shared {
@@ -51,7 +29,7 @@ impl Shared {
         if address as usize > self.bytes || bytes > self.bytes - address as usize {
             return Err(format!("out of bounds: {bytes} bytes at byte {address} of {} shared bytes", self.bytes));
         }
-        // The widest forms may need more on some systems; dwords are enough on gfx9.
+        // Enough for every width: AMD's driver runs gfx9 in its mode for unaligned access.
         if !address.is_multiple_of(4) {
             return Err(format!("misaligned: shared byte {address} is not a multiple of 4"));
         }
@@ -59,31 +37,20 @@ impl Shared {
     }
 
     #[inline(always)]
-    pub(crate) fn load(&mut self, address: u32, to: &mut [(u32, bool)], by: Who) -> Result<(), String> {
+    pub(crate) fn load(&mut self, address: u32, to: &mut [(u32, bool)], by: Tag) -> Result<(), String> {
         let first = self.index(address, to.len())?;
         for (word, to) in (first..).zip(to) {
-            let cell = &mut self.cells[word];
-            if races(cell.write, by) {
-                return Err(race("read here and written", cell.write, by));
-            }
-            cell.read = if races(cell.read, by) { (by.0, SEVERAL) } else { by };
+            self.cells[word].read(by)?;
             *to = (self.words[word], self.defined[word]);
         }
         Ok(())
     }
 
     #[inline(always)]
-    pub(crate) fn store(&mut self, address: u32, from: &[(u32, bool)], by: Who) -> Result<(), String> {
+    pub(crate) fn store(&mut self, address: u32, from: &[(u32, bool)], by: Tag) -> Result<(), String> {
         let first = self.index(address, from.len())?;
         for (word, (value, defined)) in (first..).zip(from) {
-            let cell = &mut self.cells[word];
-            if races(cell.write, by) {
-                return Err(race("written here and written", cell.write, by));
-            }
-            if races(cell.read, by) {
-                return Err(race("written here and read", cell.read, by));
-            }
-            cell.write = by;
+            self.cells[word].write(by)?;
             self.words[word] = *value;
             self.defined[word] = *defined;
         }
@@ -131,29 +98,33 @@ impl Private {
 mod tests {
     use super::*;
 
+    fn by(epoch: usize, wave: usize) -> Tag {
+        Tag::new(1, 0, epoch, wave)
+    }
+
     #[test]
     fn shared_memory_is_checked() {
         let mut shared = Shared::new(16, 7);
-        shared.store(4, &[(1, true), (2, true)], (1, 0)).expect("inside");
+        shared.store(4, &[(1, true), (2, true)], by(1, 0)).expect("inside");
         let mut to = [(0, false); 3];
-        shared.load(4, &mut to, (1, 0)).expect("inside");
+        shared.load(4, &mut to, by(1, 0)).expect("inside");
         assert_eq!((to[0], to[1], to[2].1), ((1, true), (2, true), false));
-        assert!(shared.load(8, &mut to, (1, 0)).expect_err("too far").contains("out of bounds"));
-        assert!(shared.load(2, &mut to, (1, 0)).expect_err("not aligned").contains("misaligned"));
-        assert!(shared.load(u32::MAX, &mut to, (1, 0)).is_err());
+        assert!(shared.load(8, &mut to, by(1, 0)).expect_err("too far").contains("out of bounds"));
+        assert!(shared.load(2, &mut to, by(1, 0)).expect_err("not aligned").contains("misaligned"));
+        assert!(shared.load(u32::MAX, &mut to, by(1, 0)).is_err());
     }
 
     #[test]
     fn races_need_a_barrier() {
         let mut shared = Shared::new(4, 0);
         let mut to = [(0, false)];
-        shared.store(0, &[(1, true)], (1, 0)).expect("the first");
-        assert!(shared.load(0, &mut to, (1, 1)).expect_err("no barrier").contains("race"));
-        assert!(shared.store(0, &[(1, true)], (1, 1)).is_err());
-        shared.load(0, &mut to, (2, 1)).expect("a barrier between");
-        shared.load(0, &mut to, (2, 0)).expect("two readers");
-        assert!(shared.store(0, &[(1, true)], (2, 1)).expect_err("no barrier").contains("several waves"));
-        shared.store(0, &[(1, true)], (3, 1)).expect("a barrier between");
+        shared.store(0, &[(1, true)], by(1, 0)).expect("the first");
+        assert!(shared.load(0, &mut to, by(1, 1)).expect_err("no barrier").contains("race"));
+        assert!(shared.store(0, &[(1, true)], by(1, 1)).is_err());
+        shared.load(0, &mut to, by(2, 1)).expect("a barrier between");
+        shared.load(0, &mut to, by(2, 0)).expect("two readers");
+        assert!(shared.store(0, &[(1, true)], by(2, 1)).expect_err("no barrier").contains("several waves"));
+        shared.store(0, &[(1, true)], by(3, 1)).expect("a barrier between");
     }
 
     #[test]

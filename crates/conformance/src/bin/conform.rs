@@ -5,9 +5,11 @@
 //! that is not there.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
-use isobit_conformance::emulated::{Emulated, Emulation, SOURCE_WORK_MAX, WORK_MAX, work_of};
+use isobit_conformance::emulated::{Emulated, Emulation, SOURCE_WORK_MAX};
 use isobit_conformance::table::Table;
-use isobit_conformance::{Absent, Case, EveryBackend, Visitor, cases, devices, nearest, skipped};
+use isobit_conformance::{
+    Absent, Case, EveryBackend, SMALL_WORK_MAX, Visitor, cases, devices, nearest, skipped, work_of,
+};
 use isobit_gcn::{Architecture, Dialect, Settings, Toolchain};
 use isobit_kernels::gpu;
 use isobit_kernels::{Counting, Cpu, Path};
@@ -260,12 +262,9 @@ struct Chosen<V> {
 }
 
 impl<V> Chosen<V> {
-    /// BOUND: multiply-adds and outputs of a small case.
-    const WORK_MAX: u64 = 100_000;
-
     fn is_small(&self, case: &impl Case) -> bool {
         let Some(counting) = &self.small else { return true };
-        work_of(counting, case) <= Self::WORK_MAX
+        work_of(counting, case) <= SMALL_WORK_MAX
     }
 }
 
@@ -338,9 +337,9 @@ fn emulate_amd(architecture: Architecture, request: Request) -> Result<bool, Ref
     let seed = request.seed;
     let portable = request.kernels == Some(Kernels::Portable);
     let settings = Settings { dialect, toolchain, seed, portable, ..Settings::new(architecture) };
-    let emulated = emulate(settings, request, WORK_MAX)?;
+    let emulated = emulate(settings, request, SMALL_WORK_MAX)?;
     let (text, same) = outcome(&emulated);
-    let instructions = emulated.work().steps / 1000;
+    let instructions = emulated.work() / 1000;
     let name = toolchain.name();
     println!("{architecture} {dialect} by {name}, seed {seed}: {text}, {instructions} thousand wave instructions");
     Ok(same)

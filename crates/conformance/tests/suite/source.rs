@@ -65,9 +65,8 @@ struct Mistake {
 
 impl Emulation for Mistake {
     type Card = ();
-    type Work = ();
 
-    fn objection(&self) -> Option<String> {
+    fn unavailable_because(&self) -> Option<String> {
         objection()
     }
 
@@ -78,7 +77,9 @@ impl Emulation for Mistake {
         Ok((gpu, Rc::new(())))
     }
 
-    fn work((): &(), (): ()) {}
+    fn work((): &()) -> u64 {
+        0
+    }
 }
 
 /// Runs cases until one differs.

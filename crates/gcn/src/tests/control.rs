@@ -1,6 +1,7 @@
 //! Memory instructions, register indexing, and uses of what was never written.
 
 use super::{Bench, assert_covered};
+use crate::execute::Pause;
 use crate::instruction::{Condition, EXEC, Matrix};
 
 #[test]
@@ -17,6 +18,8 @@ fn global_memory() {
     assert_eq!([4, 5, 6].map(|register| bench.lane(register, 0)), [0x1312_1110, 0x1716_1514, 0x1b1a_1918]);
     bench.run("global_load_ubyte v0, v1, s[2:3] offset:5\n global_load_sshort v7, v1, s[2:3] offset:254");
     assert_eq!((bench.lane(0, 0), bench.lane(7, 0)), (5, 0xffff_fffe));
+    bench.run("global_load_sbyte v0, v1, s[2:3] offset:253\n global_load_ushort v7, v1, s[2:3] offset:254");
+    assert_eq!((bench.lane(0, 0), bench.lane(7, 0)), (0xffff_fffd, 0xfffe));
     // A 64-bit address in registers, and a negative offset.
     bench.fill(8, (address + 400) as u32);
     bench.fill(9, ((address + 400) >> 32) as u32);
@@ -30,6 +33,31 @@ fn global_memory() {
     assert!(fault.contains("out of bounds"), "{fault}");
     let fault = bench.try_run("global_load_dword v0, v1, s[2:3] offset:2").expect_err("not aligned");
     assert!(fault.contains("misaligned"), "{fault}");
+}
+
+/// A load and a store of `count` dwords, each with one lane.
+#[test]
+fn global_memory_in_every_width() {
+    for (load, store, count) in [
+        ("global_load_dword v4", "global_store_dword v1, v4", 1u16),
+        ("global_load_dwordx2 v[4:5]", "global_store_dwordx2 v1, v[4:5]", 2),
+        ("global_load_dwordx3 v[4:6]", "global_store_dwordx3 v1, v[4:6]", 3),
+        ("global_load_dwordx4 v[4:7]", "global_store_dwordx4 v1, v[4:7]", 4),
+    ] {
+        let mut bench = Bench::new(0);
+        let address = bench.memory.allocate(64).expect("memory");
+        bench.memory.write(address, &(1..=64).collect::<Vec<u8>>()).expect("inside");
+        bench.wave.set_wide(2, address);
+        bench.wave.set_wide(EXEC, 1);
+        bench.fill(1, 0);
+        bench.run(&format!("{load}, v1, s[2:3] offset:4\n {store}, s[2:3] offset:32"));
+        let mut bytes = [0; 64];
+        bench.memory.read(&mut bytes, address).expect("inside");
+        let moved = usize::from(4 * count);
+        assert_eq!(bytes[32..32 + moved], (5..).take(moved).collect::<Vec<u8>>(), "{load}");
+        assert_eq!(bytes[32 + moved], 33 + moved as u8, "{store} writes no more");
+        assert_eq!(bench.lane(3 + count, 0), u32::from_le_bytes([0, 1, 2, 3].map(|byte| moved as u8 + 1 + byte)));
+    }
 }
 
 #[test]
@@ -52,6 +80,18 @@ fn scalar_loads_clear_two_bits_and_know_what_was_written() {
     bench.run("s_load_dword s8, s[2:3], 0x2\n s_load_dwordx4 s[12:15], s[2:3], 0x10");
     assert_eq!((bench.wave.get(8), bench.wave.get(13)), (Ok(0x0706_0504), Ok(0x1716_1514)));
     assert!(bench.wave.get(14).is_err(), "the last bytes were never written");
+    bench.memory.write(address, &(0..64).collect::<Vec<u8>>()).expect("inside");
+    bench.wave.set_wide(2, address);
+    for (text, last) in [
+        ("s_load_dwordx2 s[8:9], s[2:3], 0x0", 9u8),
+        ("s_load_dwordx8 s[8:15], s[2:3], 0x0", 15),
+        ("s_load_dwordx16 s[8:23], s[2:3], 0x0", 23),
+    ] {
+        bench.run(text);
+        let first = 4 * (last - 8);
+        let want = u32::from_le_bytes([0, 1, 2, 3].map(|byte| first + byte));
+        assert_eq!((bench.wave.get(8), bench.wave.get(last)), (Ok(0x0302_0100), Ok(want)), "{text}");
+    }
 }
 
 #[test]
@@ -67,6 +107,12 @@ fn shared_memory() {
     assert_eq!([6, 7].map(|register| bench.lane(register, 0)), [33, 22]);
     bench.run("ds_write_b64 v1, v[4:5] offset:8\n ds_read2_b64 v[6:9], v1 offset0:1 offset1:2");
     assert_eq!([6, 7, 8, 9].map(|register| bench.lane(register, 0)), [44, 55, 22, 33]);
+    bench.run("ds_write_b96 v1, v[3:5] offset:32\n ds_read_b64 v[6:7], v1 offset:36\n ds_read_b32 v8, v1 offset:32");
+    assert_eq!([6, 7, 8].map(|register| bench.lane(register, 0)), [44, 55, 33]);
+    bench.run("ds_write2_b64 v1, v[2:3], v[4:5] offset0:1 offset1:6\n ds_read2_b64 v[6:9], v1 offset0:6 offset1:1");
+    assert_eq!([6, 7, 8, 9].map(|register| bench.lane(register, 0)), [44, 55, 22, 33]);
+    bench.run("ds_read_b128 v[6:9], v1 offset:16");
+    assert_eq!([6, 7, 8, 9].map(|register| bench.lane(register, 0)), [22, 33, 44, 55]);
     bench.run("ds_write_b32 v1, v2");
     for text in ["ds_read_b64 v[6:7], v1 offset:60", "ds_read2st64_b32 v[6:7], v1 offset1:1"] {
         let fault = bench.try_run(text).expect_err("past the end");
@@ -84,6 +130,8 @@ fn strides_of_the_far_forms() {
     }
     bench.run("ds_write2st64_b64 v1, v[2:3], v[4:5] offset0:1 offset1:3\n ds_read_b64 v[6:7], v1 offset:1536");
     assert_eq!([6, 7].map(|register| bench.lane(register, 0)), [44, 55]);
+    bench.run("ds_read2st64_b64 v[6:9], v1 offset0:3 offset1:1");
+    assert_eq!([6, 7, 8, 9].map(|register| bench.lane(register, 0)), [44, 55, 22, 33]);
     bench.run("ds_write2st64_b32 v1, v2, v3 offset1:2\n ds_read2st64_b32 v[6:7], v1 offset0:2");
     assert_eq!([6, 7].map(|register| bench.lane(register, 0)), [33, 22]);
 }
@@ -97,6 +145,19 @@ fn private_memory() {
     assert_eq!(bench.lane(3, 6), 6);
     let (_, defined) = bench.wave.vector(3);
     assert_eq!(defined, 0x5555_5555_5555_5555, "odd lanes have written elsewhere");
+    for (store, load, count) in [
+        ("buffer_store_dwordx2 v[4:5]", "buffer_load_dwordx2 v[8:9]", 2u16),
+        ("buffer_store_dwordx3 v[4:6]", "buffer_load_dwordx3 v[8:10]", 3),
+        ("buffer_store_dwordx4 v[4:7]", "buffer_load_dwordx4 v[8:11]", 4),
+    ] {
+        for register in 4..8u16 {
+            bench.lanes(register, |lane| 1000 * u32::from(count) + 100 * u32::from(register) + lane as u32);
+        }
+        bench.run(&format!("{store}, off, s[0:3], 0\n {load}, off, s[0:3], 0"));
+        for register in 4..4 + count {
+            assert_eq!(bench.lane(register + 4, 9), bench.lane(register, 9), "{load}");
+        }
+    }
     let fault = bench.try_run("buffer_load_dword v3, off, s[0:3], 0 offset:16").expect_err("past the end");
     assert!(fault.contains("out of bounds"), "{fault}");
 }
@@ -206,6 +267,16 @@ fn branches_are_taken_when_their_condition_holds() {
         assert_eq!(bench.wave.get(9), Ok(u32::from(taken)), "{mnemonic} after {before}");
     }
     assert_covered(Condition::MNEMONICS, &rows.map(|row| row.0));
+}
+
+#[test]
+fn a_barrier_pauses_a_wave_and_waiting_does_nothing() {
+    let mut bench = Bench::new(0);
+    let lines = "s_mov_b32 s9, 1\n s_nop 3\n s_waitcnt vmcnt(0) lgkmcnt(0)\n s_barrier\n s_mov_b32 s9, 2";
+    assert_eq!(bench.pause(lines), Ok(Pause::Barrier));
+    assert_eq!((bench.wave.get(9), bench.wave.pc, bench.wave.ended), (Ok(1), 4, false));
+    assert_eq!(bench.pause("s_nop 0"), Ok(Pause::End));
+    assert!(bench.wave.ended);
 }
 
 #[test]
