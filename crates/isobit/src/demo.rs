@@ -26,32 +26,9 @@ const MODEL: [(&str, &[u8]); 4] = [
 /// The result of the demo's runs on every machine: BLAKE3 of the adapter.
 const EXPECTED: &str = "c34bde7d9cfeb85e30ab61654bb8e877";
 
-const CONFIG: &str = r#"
-base_model = "model"
-output_dir = "run"
-seed = 7
-threads = 2
-
-[[datasets]]
-path = "pirate.jsonl"
-
-[training]
-max_seq_length = 64
-micro_batch_size = 4
-gradient_accumulation_steps = 4
-max_steps = 60
-learning_rate = 2e-3
-lr_scheduler_type = "linear"
-gradient_checkpointing = "full"
-save_steps = 10
-logging_steps = 1
-
-[adapter]
-type = "lora"
-lora_r = 8
-lora_alpha = 16
-lora_dropout = 0.05
-"#;
+const CONFIG: &str = include_str!("../demo/demo.toml");
+/// Greetings in pirate speech.
+const ROWS: &str = include_str!("../demo/pirate.jsonl");
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let temporary = std::env::temp_dir().join(format!("isobit-demo-{}", std::process::id()));
@@ -145,14 +122,14 @@ impl Demo {
             std::fs::write(self.folder.join("model").join(name), bytes).map_err(failed)?;
         }
         std::fs::write(self.folder.join("demo.toml"), CONFIG).map_err(failed)?;
-        std::fs::write(self.folder.join("pirate.jsonl"), pirate_rows()).map_err(failed)
+        std::fs::write(self.folder.join("pirate.jsonl"), ROWS).map_err(failed)
     }
 
     /// Changes a copy and returns its name: a user who keeps the folder can train on the original
     /// data again.
     fn change_one_byte(&self) -> Result<&'static str, Failure> {
         const COPY: &str = "pirate-changed.jsonl";
-        let changed = pirate_rows().replacen("Ahoy", "Ahey", 1);
+        let changed = ROWS.replacen("Ahoy", "Ahey", 1);
         std::fs::write(self.folder.join(COPY), changed).map_err(|error| Failure::output(&error))?;
         Ok(COPY)
     }
@@ -247,19 +224,4 @@ fn child_failed(command: &str, code: Option<i32>) -> Failure {
 fn say(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|error| Failure::output(&error))
-}
-
-/// Greetings in pirate speech.
-fn pirate_rows() -> String {
-    const NAMES: [&str; 16] = [
-        "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Leo", "Mila", "Noah", "Rosa",
-        "Sam", "Tina", "Zoe",
-    ];
-    let row = |name: &&str| {
-        format!(
-            "{{\"prompt\":\"greet {name}:\",\"completion\":\" Ahoy, {name}!\"}}\n\
-             {{\"prompt\":\"leave {name}:\",\"completion\":\" Fair winds, {name}.\"}}\n"
-        )
-    };
-    NAMES.iter().map(row).collect()
 }
