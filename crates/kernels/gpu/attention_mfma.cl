@@ -25,9 +25,11 @@ FUNCTION INT4 add_block(INT4 sums, const int *a, const int *b) {
 #if defined(__gfx908__) || defined(__gfx90a__)
     sums = __builtin_amdgcn_mfma_i32_16x16x16i8(a[0], b[0], sums, 0, 0, 0);
     return __builtin_amdgcn_mfma_i32_16x16x16i8(a[1], b[1], sums, 0, 0, 0);
-#else
+#elif defined(__gfx942__)
 #define PAIR(x) ((long)(((ulong)(uint)(x)[1] << 32) | (uint)(x)[0]))
     return __builtin_amdgcn_mfma_i32_16x16x32_i8(PAIR(a), PAIR(b), sums, 0, 0, 0);
+#else
+#error "no matrix instructions are known for this architecture"
 #endif
 }
 
@@ -42,7 +44,7 @@ FUNCTION uint block_row(uint r) {
     return local_index() % WAVE / BLOCK * 4u + r;
 }
 
-FUNCTION uint within(uint x, uint first, uint end) {
+FUNCTION uint clamp_index(uint x, uint first, uint end) {
     return x < first ? first : x < end ? x : end - 1u;
 }
 
@@ -85,7 +87,7 @@ FUNCTION void products_over_width(
     uint column[SCORE_BLOCKS];
     #pragma unroll
     for (uint block = 0u; block < SCORE_BLOCKS; block++) {
-        column[block] = within(score_column(block * 4u), first, end);
+        column[block] = clamp_index(score_column(block * 4u), first, end);
         #pragma unroll
         for (uint s = 0u; s < SLICES; s++) {
             acc[block][s] = 0;
@@ -145,7 +147,7 @@ FUNCTION void add_tile(
     #pragma unroll
     for (uint block = 0u; block < RESULT_BLOCKS; block++) {
         if ((wave_index() + block * 4u) * BLOCK < width) {
-            uint column = within(result_column(block * 4u, width), 0u, width);
+            uint column = clamp_index(result_column(block * 4u, width), 0u, width);
             INT4 sums[SLICES];
             #pragma unroll
             for (uint s = 0u; s < SLICES; s++) {
@@ -157,7 +159,7 @@ FUNCTION void add_tile(
                 #pragma unroll
                 for (uint i = 0u; i < 2u; i++) {
                     uint here = word + lane_word + i * 4u;
-                    uint from = within(here, first, end);
+                    uint from = clamp_index(here, first, end);
                     #pragma unroll
                     for (uint s = 0u; s < SLICES; s++) {
                         a[s][i] = weights[(s * row_count + local_index() % BLOCK) * WEIGHT_PITCH + here];

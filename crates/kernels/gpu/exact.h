@@ -1,7 +1,8 @@
-// Division and square root, correctly rounded, integer division, and the casts that are exact. A
-// device that promises to divide so uses its own division. On AMD, whose reciprocal and root are
-// off by up to a ULP, and where a driver promises nothing (SOFT_DIVISION), the device gives only an
-// estimate; integers correct it and round once, so that the bits do not depend on the estimate.
+// Division and square root, correctly rounded, integer division, and the casts that are exact;
+// besides, what every program needs: the size of a group, and a load of four numbers. A device that
+// promises correct rounding uses its own division. On AMD, whose reciprocal and root are off by up
+// to a ULP, and where a driver promises nothing (SOFT_DIVISION), the device gives only an estimate;
+// integers correct it and round once, so that the bits do not depend on the estimate.
 
 #define GROUP 256
 #define F32_INFINITY 0x7f800000u
@@ -147,9 +148,12 @@ FUNCTION float sqrt_rn(float a) {
 
 // The compilers' own division of integers takes a reciprocal that is at most 3/4 ULP too large.
 FUNCTION uint div_u32(uint a, uint b) {
-    // BOUND: the factor is 2^32 (1 - 2^-21); conversion, reciprocal (up to 1.5 ULP) and product
-    // lose less, so r is at most 2^32 / b before and after the Newton step, and q is at most two
-    // too small.
+    // BOUND: the reciprocal may be off by 2.5 ULP, OpenCL's limit. Conversion and product round by
+    // 2^-24 each, so together they are off by at most 3.5 * 2^-23; the factor is 2^32 (1 - 2^-21),
+    // which is 4 * 2^-23 less: r is at most 2^32 / b, and short of it by less than 3840 / b + 1.
+    // The Newton step squares the relative error, at most 2^-32 (3840 + b), and never exceeds
+    // 2^32 / b either: r is then short by less than 2 + 2^-19, so q is at most two too small, and
+    // at most one where b is so large that the quotient is 0 or 1.
     uint r = (uint)(reciprocal_estimate((float)b) * 4294965248.0f);
     r += mul_high(r, 0u - r * b);
     uint q = mul_high(a, r);

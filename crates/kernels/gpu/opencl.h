@@ -23,7 +23,7 @@
         } \
     } while (0)
 
-#if defined(__AMDGCN__) && !defined(ISOBIT_WORK_ITEM_LIBRARY)
+#if defined(__AMDGCN__)
 // Straight to the compiler's own functions: the audit compiles without AMD's device library.
 #define local_index() ((uint)__builtin_amdgcn_workitem_id_x())
 #define group_index() ((uint)__builtin_amdgcn_workgroup_id_x())

@@ -23,7 +23,8 @@
 // Results of a lane in each block.
 #define EACH 16
 
-// Two waves per SIMD: one multiplies while the other waits for memory or a barrier.
+// With two waves per SIMD one multiplies while the other waits for memory or a barrier. The sums of
+// three slices leave registers for one wave only.
 #define MFMA_KERNEL __attribute__((amdgpu_waves_per_eu(WAVES))) KERNEL(GROUP)
 #if SLICES == 2
 #define WAVES 2
@@ -43,10 +44,12 @@ FUNCTION INT16 add_block(INT16 sums, INT4 a, INT4 b) {
     sums = __builtin_amdgcn_mfma_i32_32x32x8i8(a[1], b[1], sums, 0, 0, 0);
     sums = __builtin_amdgcn_mfma_i32_32x32x8i8(a[2], b[2], sums, 0, 0, 0);
     return __builtin_amdgcn_mfma_i32_32x32x8i8(a[3], b[3], sums, 0, 0, 0);
-#else
+#elif defined(__gfx942__)
 #define PAIR(x, i) ((long)(((ulong)(uint)(x)[(i) + 1] << 32) | (uint)(x)[i]))
     sums = __builtin_amdgcn_mfma_i32_32x32x16_i8(PAIR(a, 0), PAIR(b, 0), sums, 0, 0, 0);
     return __builtin_amdgcn_mfma_i32_32x32x16_i8(PAIR(a, 2), PAIR(b, 2), sums, 0, 0, 0);
+#else
+#error "no matrix instructions are known for this architecture"
 #endif
 }
 
