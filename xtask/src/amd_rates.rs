@@ -37,6 +37,11 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
         println!("0 kernels, 1 skipped: {NO_COMPILER}");
         return if require { Err(NO_COMPILER.to_string()) } else { Ok(()) };
     };
+    rates(compiler)
+}
+
+/// Prints the table, and fails if a kernel stays below its bound.
+pub(crate) fn rates(compiler: &str) -> Result<(), String> {
     println!(
         "| card | slices | kernel | int8 | VALU | LDS | global | scalar | share | unoverlapped | VGPRs | LDS bytes | waves |"
     );

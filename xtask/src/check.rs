@@ -2,6 +2,7 @@
 //! its exit code.
 
 use crate::amd_audit;
+use crate::amd_rates;
 use crate::arguments::Arguments;
 use crate::cuda_audit;
 use crate::repository::{command, now, root};
@@ -18,12 +19,13 @@ enum End {
 
 type Step = (&'static str, fn() -> End);
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("tidy", tidy_step),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"])),
     ("licences", deny_step),
-    ("amd-audit", amd_audit_step),
+    ("amd-audit", || with_clang(|compiler| amd_audit::audit(compiler, 2, false))),
+    ("amd-rates", || with_clang(amd_rates::rates)),
     ("cuda-audit", cuda_audit_step),
     ("test", || cargo(&["test", "--release", "--workspace"])),
 ];
@@ -79,9 +81,9 @@ fn tidy_step() -> End {
     ended(tidy::run(&mut Arguments::new(std::iter::empty())))
 }
 
-fn amd_audit_step() -> End {
+fn with_clang(step: impl Fn(&str) -> Result<(), String>) -> End {
     match isobit_gcn::compiler() {
-        Some(compiler) => ended(amd_audit::audit(compiler, 2, false)),
+        Some(compiler) => ended(step(compiler)),
         None => End::Skipped(amd_audit::NO_COMPILER.to_string()),
     }
 }
