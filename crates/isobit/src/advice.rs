@@ -76,7 +76,8 @@ impl Change {
         let parts =
             [(offload.optimizer, "optimizer"), (offload.activations, "activations"), (offload.weights, "weights")];
         let names: Vec<&str> = parts.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect();
-        self.sets.push(format!("offload={}", names.join(",")));
+        let names = if names.is_empty() { "none".to_string() } else { names.join(",") };
+        self.sets.push(format!("offload={names}"));
         self
     }
 

@@ -62,6 +62,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let given = Given { memories: arguments.memory.clone(), cards };
     if arguments.device.is_some() || run.devices_by_rank.is_empty() {
         let ranks = Ranks { all: arguments.ranks.unwrap_or(1) as usize, ..Ranks::ALONE };
+        let groups = run.training.gradient_groups;
+        if ranks.all > groups as usize {
+            let message =
+                format!("{} ranks share {groups} groups: `gradient_groups` must be at least as many", ranks.all);
+            return Err(Failure::usage(
+                message,
+                format!("--set gradient_groups={}, which is part of the result", ranks.all),
+            ));
+        }
         return planned(&run, arguments, &given, ranks);
     }
     let all = run.devices_by_rank.len();

@@ -47,6 +47,17 @@ pub(crate) fn write(run: &Run, quiet: bool) {
     }
 }
 
+/// Refuses a run that would have to overwrite a file that is not ours, before its first update.
+pub(crate) fn check(run: &Run) -> Result<(), Failure> {
+    let path = run.output_dir.join(NAME);
+    let Ok(found) = path.symlink_metadata() else { return Ok(()) };
+    if run.generate_prompts.is_empty() || found.is_file() && read(&run.output_dir).is_ok() {
+        return Ok(());
+    }
+    let message = format!("{} is not a file of samples and is not overwritten", path.display());
+    Err(Failure { code: 8, message, hint: Some("move it away, or choose another `output_dir`".to_string()) })
+}
+
 /// The samples in a run's folder; none if it has no such file.
 pub(crate) fn read(folder: &Path) -> Result<Vec<Sample>, String> {
     let path = folder.join(NAME);

@@ -159,6 +159,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let start = arguments.start(output)?;
     if world.rank() == 0 {
         report::check(&run)?;
+        samples::check(&run)?;
     }
     let of_rank = ranks::of_rank(&run, world)?;
     let host_threads = Chosen::host_threads(of_rank.threads as usize)?;

@@ -204,8 +204,8 @@ pub trait Device {
     ) -> Result<(), DeviceFailure>;
     /// Copies host memory to a buffer of the same length.
     fn load<T: Element>(&self, device: &mut <Self::Memory as Memory>::Buffer<T>, host: &HostBuffer<Self::Memory, T>);
-    /// A new buffer with a copy of host memory; the ops until [`Device::finish_load`] may run at the
-    /// same time.
+    /// A new buffer with a copy of host memory; the ops until [`Device::finish_load`] may run at
+    /// the same time.
     #[track_caller]
     fn begin_load<T: Element>(
         &self,

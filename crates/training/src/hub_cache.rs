@@ -14,10 +14,13 @@ pub fn resolved(path: &Path) -> Result<PathBuf, RunError> {
     if path.join("config.json").exists() || !snapshots.is_dir() {
         return Ok(path.to_owned());
     }
-    let main = regular::if_there(regular::read_text(&path.join("refs").join("main"), REF_BYTES_MAX))?;
-    let named = main.map(|name| name.trim().to_string()).filter(|name| is_name(name));
-    if let Some(folder) = named.map(|name| snapshots.join(name)).filter(|folder| folder.is_dir()) {
-        return Ok(folder);
+    if let Some(name) = regular::if_there(regular::read_text(&path.join("refs").join("main"), REF_BYTES_MAX))? {
+        let folder = Some(name.trim()).filter(|name| is_name(name)).map(|name| snapshots.join(name));
+        // Another revision would be another model.
+        return folder.filter(|folder| folder.is_dir()).ok_or_else(|| RunError::Refused {
+            what: format!("{} does not have the revision that refs/main names", path.display()),
+            hint: "download the model again, or give one of the folders under snapshots/",
+        });
     }
     let mut revisions = revisions(&snapshots);
     match revisions.len() {
@@ -27,7 +30,7 @@ pub fn resolved(path: &Path) -> Result<PathBuf, RunError> {
             hint: "download the model again",
         }),
         count => Err(RunError::Refused {
-            what: format!("{} has {count} revisions of the model, and refs/main names none of them", path.display()),
+            what: format!("{} has {count} revisions of the model and no refs/main", path.display()),
             hint: "give one of the folders under snapshots/",
         }),
     }

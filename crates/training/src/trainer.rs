@@ -148,8 +148,8 @@ impl<B: Backend> Trainer<B> {
         Ok(backward?)
     }
 
-    /// Applies AdamW on the device. Values in host memory come one at a time. Without moments, as in
-    /// the plan of a rank with shards, nothing is applied.
+    /// Applies AdamW on the device. Values in host memory come one at a time. Without moments, as
+    /// in the plan of a rank with shards, nothing is applied.
     fn apply_on_device(
         &mut self,
         gradients: &Gradients<B>,

@@ -162,8 +162,11 @@ fn devices_by_rank(top: &Table<'_>) -> Result<Vec<Vec<Device>>, Error> {
 fn offload(top: &Table<'_>) -> Result<Offload, Error> {
     let Some(entry) = top.get("offload") else { return Ok(Offload::NONE) };
     let mut offload = Offload::NONE;
+    if entry.texts() == ["none"] {
+        return Ok(Offload::NONE);
+    }
     for name in entry.texts().iter().flat_map(|names| names.split(',')).map(str::trim) {
-        let known = "any of \"optimizer\", \"activations\" and \"weights\"";
+        let known = "any of \"optimizer\", \"activations\" and \"weights\", or \"none\"";
         offload = offload.with(name).ok_or_else(|| entry.invalid(&format!("`{name}` cannot be offloaded"), known))?;
     }
     let on_cpu = |devices: &[Device]| devices.iter().all(|device| *device == Device::Cpu);

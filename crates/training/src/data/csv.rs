@@ -46,8 +46,8 @@ fn object(columns: &StringRecord, row: &StringRecord) -> Vec<u8> {
     format!("{{{}}}", cells.collect::<Vec<_>>().join(",")).into_bytes()
 }
 
-/// Counts lines from row to row. The reader's own count is one less after `\r\n`: there a row begins
-/// between the two.
+/// Counts lines from row to row. The reader's own count is one less after `\r\n`: there a row
+/// begins between the two.
 struct Lines<'a> {
     bytes: &'a [u8],
     at: usize,
