@@ -89,6 +89,26 @@ int cuMemcpyDtoH_v2(void *to, address from, size_t bytes) {
     return checked(0);
 }
 
+int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream) {
+    (void)stream;
+    return cuMemcpyHtoD_v2(to, from, bytes);
+}
+
+int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream) {
+    (void)stream;
+    return cuMemcpyDtoH_v2(to, from, bytes);
+}
+
+int cuMemHostRegister_v2(void *host, size_t bytes, uint flags) {
+    (void)host, (void)bytes, (void)flags;
+    return 0;
+}
+
+int cuMemHostUnregister(void *host) {
+    (void)host;
+    return 0;
+}
+
 int cuMemsetD8Async(address to, unsigned char value, size_t bytes, void *stream) {
     memset((void *)(size_t)to, value, bytes);
     return stream == NULL ? checked(0) : 400;
