@@ -164,7 +164,9 @@ impl<B: Backend> Streams<B> {
         let next = next.map(|(at, _)| *at);
         for (at, weights) in &self.0 {
             if *at != layer && Some(*at) != next {
-                weights.iter().for_each(|weight| weight.unload(parameters));
+                for weight in weights {
+                    weight.unload(parameters);
+                }
             }
         }
         let of = |at: usize| self.0.get(&at).into_iter().flatten();

@@ -196,9 +196,9 @@ fn check_model(folder: &Path, weights: &Weights, made_on: Option<Hash>) -> Resul
 /// `--adapter`.
 pub(crate) fn located(folder: &Path) -> PathBuf {
     // A cache without a current revision is reported when its config is read.
-    let folder = &hub_cache::resolved(folder).unwrap_or_else(|_| folder.to_owned());
+    let folder = hub_cache::resolved(folder).unwrap_or_else(|_| folder.to_owned());
     let (there, last) = (folder.join("config.json"), folder.join(FINAL));
-    if !there.exists() && last.join("config.json").is_file() { last } else { folder.to_path_buf() }
+    if !there.exists() && last.join("config.json").is_file() { last } else { folder }
 }
 
 /// Whether the adapter's tensors or targets do not match the model.

@@ -264,7 +264,7 @@ mod tests {
             std::fs::write(&path, text).expect("written");
             DataFile::of(&path, "train").expect("read")
         };
-        let text: String = (0..500).map(|line| format!("line {line}\n")).collect();
+        let text: String = (0..500).map(|line| ["line ", &line.to_string(), "\n"].concat()).collect();
         let file = of(&text);
         assert_eq!((file.line_count, file.lines.len(), file.lines_per_digest), (500, 8000, 1));
         assert_eq!(file.first_difference(&of(&text)), None);
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(file.first_difference(&of(&format!("{text}more\n"))), Some(501..=501));
         assert_eq!(file.first_difference(&of("")), Some(1..=1));
         let many = |other: usize| {
-            of(&(0..100_000).map(|line| format!("{}\n", line + usize::from(line == other))).collect::<String>())
+            of(&(0..100_000).map(|line| (line + usize::from(line == other)).to_string() + "\n").collect::<String>())
         };
         let file = many(usize::MAX);
         assert_eq!((file.lines_per_digest, file.lines.len()), (2, 50_000 * LINE_DIGITS));

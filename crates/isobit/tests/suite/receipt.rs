@@ -118,7 +118,9 @@ fn an_edited_record_is_found_where_it_was_edited() {
     let says = |parts: &[&str]| {
         let found = folder.run(&["verify", "run"]);
         assert_eq!(found.code, 8, "{}", found.out);
-        parts.iter().for_each(|part| assert!(found.out.contains(part), "`{part}` in {}", found.out));
+        for part in parts {
+            assert!(found.out.contains(part), "`{part}` in {}", found.out);
+        }
     };
     // A receipt of another end, with its own digest and checksum right.
     let text = folder.text("run/receipt.json");

@@ -277,7 +277,7 @@ mod tests {
                 bad[at] ^= mask;
                 std::fs::write(folder.join(NAME), &bad).expect("written");
                 let error = Chain::read(folder).expect_err("changed");
-                let line = whole[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+                let line = whole[..at].split(|byte| *byte == b'\n').count();
                 assert_eq!(error.exit_code(), 8);
                 assert!(error.to_string().contains(&format!("line {line}: ")), "{at}: {error}");
             }
