@@ -93,7 +93,7 @@ fn a_model_that_does_not_fit_trains_with_offload() {
     };
     let needed = |sets: &[&str]| {
         let plan = run("plan", "1", &[sets, &["--json"]].concat()).json().remove(0);
-        plan["total_bytes"].as_u64().expect("bytes")
+        plan["needed_bytes"].as_u64().expect("bytes")
     };
     let [whole, offloaded] = [needed(&[]), needed(&all)];
     assert!(offloaded < whole);

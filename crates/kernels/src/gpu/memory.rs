@@ -303,10 +303,10 @@ mod tests {
     /// An absent device refuses every allocation.
     #[test]
     fn memory_that_a_device_does_not_have_is_told_as_such() {
-        let gpu = Gpu::absent(Selector { api: Api::OpenCl, index: 0 }, None);
         for length in [4, usize::MAX] {
-            let buffer = gpu.unwritten::<f32>(length);
-            let failure = gpu.download(&buffer).expect_err("nothing is there");
+            let gpu = Gpu::absent(Selector { api: Api::OpenCl, index: 0 }, None);
+            drop(gpu.unwritten::<f32>(length));
+            let failure = gpu.finish().expect_err("nothing is there");
             assert!(failure.is_out_of_memory(), "{failure}");
         }
         let other = DeviceFailure { device: String::new(), what: "lost".to_string() };

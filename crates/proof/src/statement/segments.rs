@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_probability_of_detection() {
-        assert_eq!(detection(10, 3, 1), 0.30000000000000004);
+        assert!((detection(10, 3, 1) - 0.3).abs() < 1e-15);
         assert_eq!((detection(10, 10, 1), detection(10, 0, 1), detection(4, 2, 3)), (1.0, 0.0, 1.0));
         // 1 − (8·7)/(10·9)
         assert!((detection(10, 2, 2) - 34.0 / 90.0).abs() < 1e-15);

@@ -182,8 +182,9 @@ fn an_audit_stops_at_a_difference() {
     for (output, calls, fails) in [("audited", 0, None), ("faulty", 1, Some(2))] {
         let prepared = prepared(output);
         let settings = isobit_training::prepare::build_settings(&prepared.run);
-        // The slices of a product would not see the lowest bit.
-        let observer = Flip { op: "rms_norm_forward", left: Cell::new(calls), output: 0, element: 3, mask: 1 << 22 };
+        // The slices of a product would not see the lowest bit, and the recomputation would find a
+        // change in the forward pass first.
+        let observer = Flip { op: "rms_norm_backward", left: Cell::new(calls), output: 0, element: 3, mask: 1 << 22 };
         let mut other = trainer(Observed { inner: cpu(1), observer }, &prepared, &settings).expect("a model");
         let make = |settings: &Settings| trainer(cpu(2), &prepared, settings);
         let mut watch = Audited { auditor: &mut other };
