@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// BOUND: bytes that one call of MPI moves; its counts are 32-bit numbers.
 const PIECE_BYTES: usize = 1 << 28;
@@ -22,8 +22,8 @@ const PIECE_BYTES: usize = 1 << 28;
 const MESSAGE_BYTES_MAX: u64 = 1 << 40;
 /// Between two looks for messages while none is on its way.
 const PAUSE: Duration = Duration::from_micros(50);
-/// How long messages in flight are watched without a pause after the last one has moved.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// Looks at messages in flight without a pause after the last one has moved; some milliseconds.
+const IDLE_LOOKS_MAX: u64 = 10_000;
 /// How long a rank that ends the run waits for its own end.
 const ABORT_WAIT: Duration = Duration::from_secs(30);
 /// Bytes of a set of cores.
@@ -198,7 +198,7 @@ impl Link {
     /// Moves messages until the other side is done.
     fn serve(&mut self) -> Result<(), WorldError> {
         let mut is_last = false;
-        let mut moved = Instant::now();
+        let mut idle_looks = 0;
         loop {
             let before = self.in_flight();
             loop {
@@ -222,10 +222,8 @@ impl Link {
             }
             // A message that stands still waits for a rank that computes; so do the threads here.
             let now = self.in_flight();
-            if now != before {
-                moved = Instant::now();
-            }
-            if now == (0, 0) || moved.elapsed() > PATIENCE {
+            idle_looks = if now == before { idle_looks + 1 } else { 0 };
+            if now == (0, 0) || idle_looks > IDLE_LOOKS_MAX {
                 std::thread::sleep(PAUSE);
             } else {
                 std::thread::yield_now();
