@@ -96,7 +96,9 @@ impl Request {
                 "--dialect" => request.dialect = Some(dialect(&value()?)?),
                 "--toolchain" => request.toolchain = Some(toolchain(&value()?)?),
                 "--work" => {
-                    request.work_max = Some(value()?.parse().map_err(|error| format!("--work: {error}"))?);
+                    let work =
+                        value()?.parse::<std::num::NonZero<u64>>().map_err(|error| format!("--work: {error}"))?;
+                    request.work_max = Some(work.get());
                 }
                 option if option.starts_with('-') => {
                     return Err(format!("unknown option `{option}`: `conform --help` lists them").into());

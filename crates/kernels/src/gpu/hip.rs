@@ -155,6 +155,9 @@ impl Runtime for Hip {
             status = unsafe { (functions.allocate)(&raw mut pointer, bytes) };
         }
         functions.check(&format!("hipMalloc of {bytes} bytes"), status)?;
+        if pointer.is_null() {
+            return Err(format!("hipMalloc of {bytes} bytes gave no memory and no error"));
+        }
         let pointer = pointer as usize as u64;
         self.freed.borrow_mut().register(pointer, bytes);
         Ok(Handle(pointer))

@@ -7,12 +7,15 @@ use super::settings::{self, Settings};
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 /// The argument that makes a program a compiler.
 const ARGUMENT: &str = "--compile-hip-program";
 /// What the child writes begins with this: a library may have written before.
 const MARK: &[u8] = b"\0isobit code object\0";
 const INPUT_BYTES_MAX: u64 = 64 << 20;
+/// BOUND: a program takes about a second.
+const COMPILE_SECONDS_MAX: u32 = 180;
 
 /// Compiles a program if this process was started for that; its exit code.
 pub(in crate::gpu) fn serve_as_compiler() -> Option<ExitCode> {
@@ -29,6 +32,7 @@ pub(in crate::gpu) fn configure(variable: impl Fn(&str) -> Option<OsString>) {
 
 /// The child's side.
 fn serve() -> std::io::Result<()> {
+    watch();
     let mut input = Vec::new();
     std::io::stdin().lock().take(INPUT_BYTES_MAX).read_to_end(&mut input)?;
     let answer = match texts(&input).as_deref() {
@@ -44,6 +48,26 @@ fn serve() -> std::io::Result<()> {
         out.write_all(part)?;
     }
     out.flush()
+}
+
+/// Ends this process when its parent is gone, or when the compiler hangs. Without the thread, which
+/// the system may refuse, it only lives longer.
+#[expect(clippy::exit, clippy::print_stderr, reason = "this process is a compiler; its parent reads what it says")]
+fn watch() {
+    let watched = || {
+        #[cfg(unix)]
+        let parent = std::os::unix::process::parent_id();
+        for _ in 0..COMPILE_SECONDS_MAX {
+            std::thread::sleep(Duration::from_secs(1));
+            #[cfg(unix)]
+            if std::os::unix::process::parent_id() != parent {
+                std::process::exit(1);
+            }
+        }
+        eprintln!("hipRTC did not finish within {COMPILE_SECONDS_MAX} seconds");
+        std::process::exit(1);
+    };
+    let _ = std::thread::Builder::new().name("watch".to_string()).spawn(watched);
 }
 
 /// The parent's side.

@@ -45,6 +45,9 @@ functions!(Symbols {
 /// Fills a description of a device.
 type Properties = unsafe extern "system" fn(*mut c_void, c_int) -> Status;
 
+/// More than any machine has.
+const DEVICES_MAX: c_int = 1024;
+
 /// More than any version fills.
 const PROPERTIES_BYTES: usize = 4096;
 const ARCHITECTURE_BYTES: usize = 256;
@@ -120,6 +123,9 @@ impl Functions {
         let mut count = 0;
         // SAFETY: `count` has room for the number.
         let status = unsafe { (self.count)(&raw mut count) };
+        if status == 0 && count > DEVICES_MAX {
+            return Err(format!("the HIP runtime reports {count} devices: it cannot be trusted"));
+        }
         if status == 0 && count > 0 {
             return Ok(count);
         }
