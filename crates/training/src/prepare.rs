@@ -127,6 +127,7 @@ pub struct Prepared {
 
 pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     let model = model_config(&run.base_model)?;
+    check_output(&run)?;
     check_positions(&run, &model)?;
     targets::check(&model, &trained(&run))?;
     Manifest::check(&run.base_model)?;
@@ -144,6 +145,20 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
         start: start.as_deref().map(Hash::of_file).transpose()?.map(|digest| digest.to_string()),
     };
     Ok(Prepared { run, steps, model, weights, train, eval, report, identity, start, base_files })
+}
+
+/// A run has a folder of its own.
+fn check_output(run: &Run) -> Result<(), RunError> {
+    let Ok(output) = run.output_dir.canonicalize() else { return Ok(()) };
+    let hint = "name a folder for this run alone: output_dir = \"out/run-a\"";
+    if output.parent().is_none() {
+        return Err(RunError::Refused { what: format!("output_dir is {}", output.display()), hint });
+    }
+    if run.base_model.canonicalize().is_ok_and(|base| base == output) {
+        let what = format!("output_dir {} is the folder of the base model", run.output_dir.display());
+        return Err(RunError::Refused { what, hint });
+    }
+    Ok(())
 }
 
 /// Checks that the longest rows the config allows fit the positions of the model.

@@ -240,6 +240,10 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
 }
 
 fn offload(arguments: &Arguments) -> Result<Offload, Failure> {
+    if arguments.device == "cpu" && !arguments.offload.is_empty() {
+        let hint = "leave out --offload, or name a card: --device cuda:0";
+        return Err(Failure::usage("the CPU computes in host memory already", hint));
+    }
     let with = |offload: Offload, name: &String| {
         let hint = "any of optimizer, activations and weights";
         offload.with(name).ok_or_else(|| Failure::usage(format!("`{name}` cannot be offloaded"), hint))

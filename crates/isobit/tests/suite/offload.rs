@@ -44,6 +44,17 @@ fn a_run_leaves_the_same_folder() {
     }
 }
 
+/// A run has a folder of its own.
+#[test]
+fn the_folder_of_the_model_is_not_that_of_a_run() {
+    let folder = Folder::new(Shape::TINY);
+    let listed = |name: &str| std::fs::read_dir(folder.path(name)).expect("a folder").count();
+    let before = listed("model");
+    folder.train("model", &[]).says(2, &["output_dir model is the folder of the base model", "hint: "]);
+    folder.train("/", &[]).says(2, &["output_dir is /", "hint: "]);
+    assert_eq!(listed("model"), before, "nothing is written");
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let folder = Folder::new(Shape::TINY);
@@ -59,7 +70,9 @@ fn what_makes_no_sense_is_refused() {
     limited.says(2, &["--memory limits the memory of a card", "ulimit -v"]);
     let lists = ["train", "config.toml", "--device", "cpu,cpu", "--memory", "1,1,1"];
     folder.run(&lists).says(2, &["3 memories are given for 2 devices"]);
-    let bench = ["bench", "step", "--model", "tiny", "--offload", "gradients"];
+    let bench = ["bench", "step", "--model", "tiny", "--offload", "optimizer"];
+    folder.run(&bench).says(2, &["the CPU computes in host memory already"]);
+    let bench = ["bench", "step", "--model", "tiny", "--device", "opencl:0", "--offload", "gradients"];
     folder.run(&bench).says(2, &["`gradients` cannot be offloaded"]);
 }
 
