@@ -95,4 +95,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        fail(f"a file cannot be read or is not what it should be: {error!r}")
