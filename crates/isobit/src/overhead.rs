@@ -24,11 +24,10 @@ const VOCABULARY_OF_BYTES: usize = 4096;
 const RESERVED_PER_THREAD: u64 = 72 << 20;
 const RESERVED_MEANWHILE: u64 = 128 << 20;
 
-/// A CUDA context with the modules of a run.
-const CUDA_CONTEXT: u64 = 640 << 20;
-/// Buffers that come and go in a step leave gaps in the pool they come from: one byte for so many.
-const CUDA_GAPS: u64 = 2;
-/// Other drivers were never measured.
+/// A CUDA context with the modules of a run, and tables that a plan does not count.
+const CUDA_CONTEXT: u64 = 552 << 20;
+/// Other drivers were never measured. Buffers that come and go in a step leave gaps: one byte for so
+/// many.
 const OTHER_CONTEXT: u64 = 512 << 20;
 const OTHER_GAPS: u64 = 8;
 
@@ -57,8 +56,9 @@ pub(crate) fn of_address_space(run: &Run, threads: usize) -> u64 {
 /// Memory of a card beside the buffers of a plan.
 pub(crate) fn of_driver(api: Api, plan: &MemoryPlan) -> u64 {
     let moving = plan.items[&Item::Activations] + plan.items[&Item::Workspace];
+    let gaps = plan.heap_bytes.map(|bytes| bytes.saturating_sub(plan.bytes_peak) as u64);
     match api {
-        Api::Cuda => CUDA_CONTEXT + moving as u64 / CUDA_GAPS,
+        Api::Cuda => CUDA_CONTEXT + gaps.unwrap_or(0),
         Api::Hip | Api::OpenCl => OTHER_CONTEXT + moving as u64 / OTHER_GAPS,
     }
 }

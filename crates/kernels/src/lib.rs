@@ -11,6 +11,7 @@ pub mod buffer;
 pub mod cpu;
 pub mod float_state;
 pub mod gpu;
+mod heap;
 mod host;
 pub mod observe;
 pub mod op;

@@ -77,6 +77,8 @@ pub struct MemoryPlan {
     pub items: BTreeMap<Item, usize>,
     /// Their sum: the most bytes held at once while the model is built and trained.
     pub bytes_peak: usize,
+    /// The same with the gaps between buffers, on a device whose heap is known.
+    pub heap_bytes: Option<usize>,
     /// Bytes that stay on the device between steps.
     pub bytes_between_steps: usize,
     /// On the host while a checkpoint is written.
@@ -208,6 +210,7 @@ pub fn stage_memory<L: MemoryLayout>(
     drop(batch);
     let more = each * stage.group_rows.saturating_sub(rows.len() / step.gradient_groups);
     plan.bytes_peak += more;
+    plan.heap_bytes = plan.heap_bytes.map(|bytes| bytes + more);
     *plan.items.entry(Item::Activations).or_default() += more;
     Ok(plan)
 }
@@ -258,6 +261,7 @@ fn counted<L: MemoryLayout, E: Engine>(
         bytes_ranks: 0,
         items: items(&holdings, values * size_of::<f32>()),
         bytes_peak: backend.bytes_peak(),
+        heap_bytes: backend.heap_bytes(),
         bytes_between_steps: backend.bytes(),
         bytes_save: 3 * trained_count * size_of::<f32>(),
         bytes_resume: bytes_built + largest * size_of::<f32>(),

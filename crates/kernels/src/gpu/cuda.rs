@@ -10,6 +10,7 @@ mod context;
 mod cubin;
 mod pages;
 mod programs;
+mod ranges;
 mod reads;
 
 pub use compile_only::{CompileOnly, CompiledKernel, CompiledProgram};
@@ -23,6 +24,7 @@ use compiler::{Compiler, command_line};
 use context::Context;
 use pages::Ahead;
 use programs::{Programs, Request};
+use ranges::{Access, Properties, Ranges};
 use reads::{Reads, Slot};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -44,11 +46,15 @@ functions!(Driver {
     release = c"cuDevicePrimaryCtxRelease_v2" (c_int) -> Status;
     set_context = c"cuCtxSetCurrent" (Object) -> Status;
     synchronize = c"cuCtxSynchronize" () -> Status;
-    allocate = c"cuMemAllocAsync" (*mut u64, usize, Object) -> Status;
-    free = c"cuMemFreeAsync" (u64, Object) -> Status;
+    granularity = c"cuMemGetAllocationGranularity" (*mut usize, *const Properties, c_int) -> Status;
+    reserve = c"cuMemAddressReserve" (*mut u64, usize, usize, u64, u64) -> Status;
+    unreserve = c"cuMemAddressFree" (u64, usize) -> Status;
+    create_memory = c"cuMemCreate" (*mut u64, usize, *const Properties, u64) -> Status;
+    release_memory = c"cuMemRelease" (u64) -> Status;
+    map_memory = c"cuMemMap" (u64, usize, usize, u64, u64) -> Status;
+    unmap_memory = c"cuMemUnmap" (u64, usize) -> Status;
+    set_access = c"cuMemSetAccess" (u64, usize, *const Access, usize) -> Status;
     fill = c"cuMemsetD8Async" (u64, u8, usize, Object) -> Status;
-    default_pool = c"cuDeviceGetDefaultMemPool" (*mut Object, c_int) -> Status;
-    pool_attribute = c"cuMemPoolSetAttribute" (Object, c_int, *mut c_void) -> Status;
     to_device = c"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Object) -> Status;
     to_host = c"cuMemcpyDtoH_v2" (*mut c_void, u64, usize) -> Status;
     to_host_later = c"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Object) -> Status;
@@ -79,7 +85,7 @@ mod attribute {
     pub(super) const MULTIPROCESSORS: i32 = 16;
     pub(super) const MAJOR: i32 = 75;
     pub(super) const MINOR: i32 = 76;
-    pub(super) const MEMORY_POOLS: i32 = 115;
+    pub(super) const VIRTUAL_MEMORY: i32 = 102;
     /// Function attribute: bytes of dynamic shared memory it may request.
     pub(super) const DYNAMIC_MEMORY: i32 = 8;
 }
@@ -140,19 +146,6 @@ impl Driver {
         text.map_or("unknown".to_string(), |text| text.to_string_lossy().into_owned())
     }
 
-    /// Keeps released memory in the process: by default every synchronisation would return it, to
-    /// be mapped again.
-    fn keep_released_memory(&self, device: c_int) -> Answer<()> {
-        const RELEASE_THRESHOLD: c_int = 4;
-        let mut pool = null_mut();
-        // SAFETY: `pool` has room for the handle, and the device exists.
-        self.check("cuDeviceGetDefaultMemPool", unsafe { (self.default_pool)(&raw mut pool, device) })?;
-        let mut bytes = u64::MAX;
-        // SAFETY: the attribute is a 64-bit number, which the call reads.
-        let status = unsafe { (self.pool_attribute)(pool, RELEASE_THRESHOLD, (&raw mut bytes).cast()) };
-        self.check("cuMemPoolSetAttribute", status)
-    }
-
     /// An event of the current context.
     fn event(&self) -> Answer<Object> {
         const NO_TIMING: u32 = 2;
@@ -210,6 +203,8 @@ pub(super) struct Cuda {
     modules: RefCell<Vec<Object>>,
     reads: RefCell<Reads>,
     ahead: RefCell<Ahead>,
+    /// Taken when the card is closed.
+    ranges: RefCell<Option<Ranges>>,
 }
 
 impl Cuda {
@@ -220,8 +215,8 @@ impl Cuda {
             return Err(super::devices::no_such("CUDA", index, devices.len()));
         };
         let compiler = Compiler::open()?;
-        if driver.attribute(device, attribute::MEMORY_POOLS)? == 0 {
-            return Err(format!("{} has no memory pools: its driver is too old", driver.name(device)));
+        if driver.attribute(device, attribute::VIRTUAL_MEMORY)? == 0 {
+            return Err(format!("{} has no virtual memory: its driver is too old", driver.name(device)));
         }
         let mut handle = null_mut();
         // SAFETY: `handle` has room for the primary context of an existing device.
@@ -230,7 +225,8 @@ impl Cuda {
         // the driver, whose library is never closed.
         let context = unsafe { Context::new(handle, device, driver.set_context, driver.release) };
         driver.check("cuCtxSetCurrent", context.make_current())?;
-        driver.keep_released_memory(device)?;
+        // SAFETY: the context was made current just now.
+        let ranges = unsafe { Ranges::reserve(&driver, device)? };
         Ok(Self {
             name: format!("cuda:{index} ({})", driver.name(device)),
             architecture: driver.architecture(device)?,
@@ -238,6 +234,7 @@ impl Cuda {
             modules: RefCell::default(),
             reads: RefCell::default(),
             ahead: RefCell::default(),
+            ranges: RefCell::new(Some(ranges)),
             functions: Arc::new(driver),
             context: Arc::new(context),
             programs: Programs::new(compiler),
@@ -294,12 +291,10 @@ impl Runtime for Cuda {
     }
 
     fn allocate(&self, bytes: usize) -> Answer<Handle> {
-        let (driver, mut pointer) = (self.driver()?, 0);
-        // SAFETY: `pointer` has room for the address; the memory is there in the order of the
-        // stream.
-        let status = unsafe { (driver.allocate)(&raw mut pointer, bytes, STREAM) };
-        driver.check(&format!("cuMemAllocAsync of {bytes} bytes"), status)?;
-        Ok(Handle(pointer))
+        let (driver, mut ranges) = (self.driver()?, self.ranges.borrow_mut());
+        let ranges = ranges.as_mut().ok_or("the card is closed")?;
+        // SAFETY: the context was made current just now.
+        Ok(Handle(unsafe { ranges.take(driver, bytes)? }))
     }
 
     fn release(&self, memory: Handle) {
@@ -307,9 +302,9 @@ impl Runtime for Cuda {
         let Ok(driver) = self.driver() else { return };
         // SAFETY: the context was made current just now. If it has failed, nothing is copied.
         let _ = unsafe { self.ahead.borrow_mut().arrive(driver, memory) };
-        // SAFETY: `allocate` gave the address in this context; its owner releases it once, and the
-        // stream orders that after the commands that use it.
-        unsafe { (driver.free)(memory.0, STREAM) };
+        if let Some(ranges) = &mut *self.ranges.borrow_mut() {
+            ranges.give(memory.0);
+        }
     }
 
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
@@ -529,6 +524,9 @@ impl Drop for Cuda {
             }
             for module in self.modules.take() {
                 (driver.unload_module)(module);
+            }
+            if let Some(ranges) = self.ranges.take() {
+                ranges.free(driver);
             }
         }
     }

@@ -79,6 +79,10 @@ impl MemoryLayout for Gpu {
         allocated_bytes(bytes)
     }
 
+    fn has_heap(&self) -> bool {
+        self.architecture().is_some()
+    }
+
     fn rows_bytes(&self, shape: SliceShape) -> usize {
         let (planes, scales) = rows_lengths(shape);
         allocated_bytes(planes) + allocated_bytes(size_of::<f32>() * scales)

@@ -4,6 +4,7 @@
 //! A holder is the line of code that allocated the memory, so a plan can name every buffer without
 //! labels.
 
+use crate::heap::Heaps;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -50,6 +51,8 @@ struct Books {
     at_peak: Holdings,
     bytes_peak: usize,
     work: BTreeMap<&'static str, Work>,
+    /// Where the bytes lie, on a device that has a heap.
+    heaps: Option<Heaps>,
 }
 
 impl Books {
@@ -67,18 +70,33 @@ pub(super) struct Claim {
     ledger: Ledger,
     holder: Holder,
     bytes: usize,
+    /// In its range of the heap.
+    start: usize,
 }
 
 impl Ledger {
+    pub(super) fn with_heap() -> Self {
+        Self(Rc::new(RefCell::new(Books { heaps: Some(Heaps::default()), ..Books::default() })))
+    }
+
+    /// Bytes that the heap takes from the device, gaps included.
+    pub(super) fn heap_bytes(&self) -> Option<usize> {
+        self.0.borrow().heaps.as_ref().map(Heaps::bytes)
+    }
+
     pub(super) fn claim(&self, kind: MemoryKind, bytes: usize, at: &'static Location<'static>) -> Claim {
         let holder = Holder { file: at.file(), line: at.line(), kind };
+        let mut start = 0;
         if bytes > 0 {
             let mut books = self.0.borrow_mut();
+            if let Some(heaps) = &mut books.heaps {
+                start = heaps.ranges[Heaps::range_of(bytes)].take(bytes);
+            }
             *books.held.entry(holder).or_default() += bytes;
             books.bytes += bytes;
             books.bytes_peak = books.bytes_peak.max(books.bytes);
         }
-        Claim { ledger: self.clone(), holder, bytes }
+        Claim { ledger: self.clone(), holder, bytes, start }
     }
 
     pub(super) fn did(&self, op: &'static str, multiply_adds: usize, outputs: usize) {
@@ -125,6 +143,9 @@ impl Drop for Claim {
         let mut books = self.ledger.0.borrow_mut();
         if books.is_at_peak() {
             books.at_peak = books.held.clone();
+        }
+        if let Some(heaps) = &mut books.heaps {
+            heaps.ranges[Heaps::range_of(self.bytes)].give(self.start);
         }
         books.bytes -= self.bytes;
         let left = books.held.get_mut(&self.holder).expect("what is dropped was claimed");

@@ -13,6 +13,10 @@ pub trait MemoryLayout: Workspaces {
     fn buffer_bytes(&self, bytes: usize) -> usize {
         bytes
     }
+    /// Whether buffers lie in ranges that only grow, as `heap.rs` places them.
+    fn has_heap(&self) -> bool {
+        false
+    }
     /// Bytes of sliced activations.
     fn rows_bytes(&self, shape: SliceShape) -> usize;
     /// Bytes of `count` sliced weights.

@@ -62,7 +62,14 @@ impl<L: MemoryLayout> Clone for Counting<L> {
 
 impl<L: MemoryLayout> Counting<L> {
     pub fn new(like: L) -> Self {
-        Self { like: Rc::new(like), ledger: Ledger::default(), host: Ledger::default(), scratch: Rc::default() }
+        let ledger = if like.has_heap() { Ledger::with_heap() } else { Ledger::default() };
+        Self { like: Rc::new(like), ledger, host: Ledger::default(), scratch: Rc::default() }
+    }
+
+    /// Bytes that the device's buffers take with the gaps between them, at their peak; None if the
+    /// device places buffers in its own way.
+    pub fn heap_bytes(&self) -> Option<usize> {
+        self.ledger.heap_bytes()
     }
 
     /// Bytes held now.
