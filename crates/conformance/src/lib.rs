@@ -23,7 +23,7 @@ pub use own_process::in_own_process;
 pub use required::{devices_or_skips, is_required, named_devices_or_skips, report, skip};
 pub use work::{SMALL_WORK_MAX, work_of};
 
-use isobit_kernels::backend::{BegunDigest, Bytes, Length};
+use isobit_kernels::backend::{BegunDigests, Bytes, Length};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
 use isobit_kernels::observe::{Call, Observed, Observer};
 use isobit_kernels::op::{AnyBuffer, Output as Written};
@@ -54,6 +54,12 @@ pub trait Case {
     /// Op and shape, for messages.
     fn name(&self) -> String;
     fn run<B: Backend>(&self, backend: &B) -> Vec<Output>;
+
+    /// Whether all results are finite. NaN payloads of some ops are not part of the contract, so
+    /// their cases may not produce NaN.
+    fn is_finite(&self) -> bool {
+        false
+    }
 }
 
 /// What to do with each case.
@@ -254,9 +260,9 @@ pub fn downloaded<B: Backend, T: Element>(backend: &B, buffer: &Buffer<B, T>) ->
     backend.download(buffer).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// The digest of a buffer, computed by the device; a device error fails the test.
-pub fn digest<B: Backend>(backend: &B, x: AnyBuffer<B::Memory>) -> Digest {
-    BegunDigest::new(backend, x).finish(backend).unwrap_or_else(|failure| panic!("{failure}"))
+/// The digests of buffers, computed by the device; a device error fails the test.
+pub fn digests<B: Backend>(backend: &B, tensors: &[AnyBuffer<B::Memory>]) -> Vec<Digest> {
+    BegunDigests::new(backend, tensors).finish(backend).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
 /// Fills every workspace with ones before an op uses it: an op must not rely on zeros.

@@ -8,6 +8,15 @@
 // queries): products over the width, weights of the tile, products over the tile. For AMD's matrix
 // cores attention_mfma.cl stands before this file and brings its own products.
 
+// Scores with a cap and without are different programs: PoCL 5.0 miscompiles the choice at run time.
+#if defined(CAPPED)
+#define CAP(z) soft_capped(z, cap, cap_inverse)
+#define CAP_GRADIENT(g, z) ((g) * soft_cap_slope(z, cap_inverse))
+#else
+#define CAP(z) (z)
+#define CAP_GRADIENT(g, z) (g)
+#endif
+
 #define TILE 128
 #define TILE_WORDS (TILE / 4)
 #define PLACE_BLOCK 32
@@ -379,7 +388,7 @@ KERNEL(GROUP) attention_forward(
             uint key = tile + score_column(n);
             if (holds(tile_seen, key)) {
                 float z = chunk_value(products[n]) * (score_scales[at] * key_scales[key]);
-                values[at * TILE + key - tile] = soft_capped(z, cap, cap_inverse);
+                values[at * TILE + key - tile] = CAP(z);
             }
         }
         barrier_local();
@@ -554,10 +563,10 @@ KERNEL(GROUP) attention_grad_query(
                 float key_scale = key_scales[key];
                 float value_scale = value_scales[key];
                 float z = chunk_value(scores[n]) * ((row_q_scale[row] * softmax_scale2) * key_scale);
-                z = soft_capped(z, cap, cap_inverse);
+                z = CAP(z);
                 float p = isobit_exp2(z - row_lse[row]);
                 float g = p * fma_rn(chunk_value(grads[n]), row_d_o_scale[row] * value_scale, -row_delta[row]);
-                g = cap > 0.0f ? g * soft_cap_slope(z, cap_inverse) : g;
+                g = CAP_GRADIENT(g, z);
                 folded = g * (key_scale * softmax_scale);
             }
             values[row * TILE + key - tile] = folded;
@@ -673,11 +682,11 @@ KERNEL(GROUP) attention_grad_key(
                     float q_scale = q_scales[per_place + query];
                     float d_o_scale = d_o_scales[per_place + query];
                     float z = chunk_value(scores[n]) * ((q_scale * softmax_scale2) * row_k_scale[at]);
-                    z = soft_capped(z, cap, cap_inverse);
+                    z = CAP(z);
                     float p = isobit_exp2(z - lse[per_place + query]);
                     float delta_here = delta[per_place + query];
                     float g = p * fma_rn(chunk_value(grads[n]), d_o_scale * row_v_scale[at], -delta_here);
-                    g = cap > 0.0f ? g * soft_cap_slope(z, cap_inverse) : g;
+                    g = CAP_GRADIENT(g, z);
                     key_folded = g * (q_scale * softmax_scale);
                     value_folded = p * d_o_scale;
                 }

@@ -229,9 +229,8 @@ FUNCTION float isobit_silu_grad(float x) {
     return canonical_if_nan(x, (sigmoid * slope) * far_part);
 }
 
-// Soft-capping; a limit of zero is none.
 FUNCTION float soft_capped(float x, float limit, float inverse) {
-    return limit > 0.0f ? isobit_tanh(x * inverse) * limit : x;
+    return isobit_tanh(x * inverse) * limit;
 }
 
 // The derivative, from the capped number.

@@ -123,22 +123,16 @@ impl Case for AttentionCase {
         format!("{self:?}").replace(", cap: None", "")
     }
 
+    fn is_finite(&self) -> bool {
+        true
+    }
+
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let inputs = self.inputs();
-        let finite = |name: &str, x: &[f32]| {
-            // NaN payloads are not part of the contract, so a case that produces NaN proves
-            // nothing.
-            assert!(x.iter().all(|x| x.is_finite()), "{name} is finite: {self:?}");
-        };
         let [o, lse] = self.forward(b, &inputs);
-        finite("o", &o);
-        finite("lse", &lse);
         let mut outputs = vec![Output::new("o", &o), Output::new("lse", &lse)];
         if self.trains() {
             let [dq, dk, dv] = self.backward(b, &inputs, &o, &lse);
-            finite("dq", &dq);
-            finite("dk", &dk);
-            finite("dv", &dv);
             outputs.extend([Output::new("dq", &dq), Output::new("dk", &dk), Output::new("dv", &dv)]);
         }
         outputs

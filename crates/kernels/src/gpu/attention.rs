@@ -8,7 +8,7 @@
 
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
-use super::program::{Program, files, program};
+use super::program::{Build, Program, files, program};
 use super::runtime::Language;
 use super::{GpuMemory, attention_mma};
 use crate::backend::{Checked, Run};
@@ -131,11 +131,12 @@ impl Operand {
         let by_place = if deep { parts.take::<i32>(by_place) } else { scales };
         let blocks = gpu.offsets(&self.blocks(p));
         let shape = [self.heads, self.width, self.places(p)].map(narrow);
-        gpu.launch_sliced(
+        gpu.launch_with(
             kernels(gpu).0,
             "attention_slice",
-            p.profile,
+            build(p),
             Groups::each(self.places(p) / PLACE_BLOCK * self.heads),
+            0,
             arguments![
                 scales,
                 by_width,
@@ -190,7 +191,11 @@ pub(super) fn window(p: &Attention) -> u32 {
     p.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))
 }
 
-/// Without a cap, zeros: the kernels take a limit of zero for none.
+fn build(p: &Attention) -> Build {
+    Build::with_cap(p.profile, p.cap.is_some())
+}
+
+/// Without a cap, zeros, which no kernel reads.
 fn cap(p: &Attention) -> SoftCap {
     p.cap_base2().unwrap_or(SoftCap { limit: 0.0, inverse: 0.0 })
 }
@@ -248,7 +253,7 @@ fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuB
         limit,
         inverse
     ];
-    gpu.launch_sliced(kernels(gpu).0, "attention_forward", p.profile, Groups::each(blocks * p.heads), arguments);
+    gpu.launch_with(kernels(gpu).0, "attention_forward", build(p), Groups::each(blocks * p.heads), 0, arguments);
 }
 
 fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
@@ -265,11 +270,12 @@ fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut Gp
     let [delta, lse] = [(); 2].map(|()| parts.take::<f32>(all.q.scale_count(p)));
     let blocks = gpu.offsets(&all.q.blocks(p));
     let [heads, value_width, places] = [p.heads, p.value_width, all.q.places(p)].map(narrow);
-    gpu.launch_sliced(
+    gpu.launch_with(
         kernels(gpu).0,
         "attention_delta",
-        p.profile,
+        build(p),
         Groups::each(all.q.places(p) / PLACE_BLOCK * p.heads),
+        0,
         arguments![delta, lse, op.d_o, op.o, op.lse, &blocks, heads, value_width, places],
     );
     let backward = Backward { gpu, p, all, q, k, v, d_o, delta, lse };
@@ -322,7 +328,7 @@ impl Backward<'_> {
             limit,
             inverse
         ];
-        gpu.launch_sliced(program, "attention_grad_query", p.profile, Groups::each(blocks * p.heads), arguments);
+        gpu.launch_with(program, "attention_grad_query", build(p), Groups::each(blocks * p.heads), 0, arguments);
     }
 
     fn grad_key(&self, dk: &GpuBuffer<f32>, dv: &GpuBuffer<f32>) {
@@ -357,6 +363,6 @@ impl Backward<'_> {
             limit,
             inverse
         ];
-        gpu.launch_sliced(program, "attention_grad_key", p.profile, Groups::each(blocks * p.kv_heads), arguments);
+        gpu.launch_with(program, "attention_grad_key", build(p), Groups::each(blocks * p.kv_heads), 0, arguments);
     }
 }

@@ -61,11 +61,13 @@ pub(super) struct Build {
     slices: usize,
     /// Widths of keys and values, for programs whose registers depend on them.
     widths: Option<(usize, usize)>,
+    /// Whether attention scores are soft-capped.
+    capped: bool,
 }
 
 impl From<Profile> for Build {
     fn from(profile: Profile) -> Self {
-        Self { slices: profile.slice_count(), widths: None }
+        Self { slices: profile.slice_count(), widths: None, capped: false }
     }
 }
 
@@ -74,11 +76,18 @@ impl Build {
         Self { widths: Some((key_width, value_width)), ..Self::from(profile) }
     }
 
+    pub(super) fn with_cap(profile: Profile, capped: bool) -> Self {
+        Self { capped, ..Self::from(profile) }
+    }
+
     /// In the compiler's format.
     pub(super) fn options(&self) -> Vec<String> {
         let mut options = vec![format!("-DSLICES={}", self.slices)];
         if let Some((key_width, value_width)) = self.widths {
             options.extend([format!("-DKEY_WIDTH={key_width}"), format!("-DVALUE_WIDTH={value_width}")]);
+        }
+        if self.capped {
+            options.push("-DCAPPED=1".to_string());
         }
         options
     }
