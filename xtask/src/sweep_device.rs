@@ -7,7 +7,7 @@
 
 use crate::repository::now;
 use crate::sweep::{BLOCK, evaluate};
-use isobit_kernels::backend::BegunDigest;
+use isobit_kernels::backend::BegunDigests;
 use isobit_kernels::gpu::Selector;
 use isobit_kernels::op::{AnyBuffer, Elementary};
 use isobit_kernels::{Device, DeviceFailure, Gpu, Path};
@@ -51,11 +51,8 @@ pub(crate) fn run(selectors: &[Selector], functions: &[Function], threads: usize
             on_cpu(function, first, &mut want, threads);
             let digest = Digest::of_f32(&want);
             for device in &mut devices {
-                if BegunDigest::new(&device.gpu, AnyBuffer::F32(&device.results))
-                    .finish(&device.gpu)
-                    .map_err(message)?
-                    != digest
-                {
+                let begun = BegunDigests::new(&device.gpu, &[AnyBuffer::F32(&device.results)]);
+                if begun.finish(&device.gpu).map_err(message)? != [digest] {
                     let got = device.gpu.download(&device.results).map_err(message)?;
                     device.differing[index] += differences(&device.gpu.name(), function, first, &want, &got);
                 }

@@ -18,7 +18,7 @@ use crate::stream::Direction;
 use crate::tape::{Gradient, Tape, Variable};
 use crate::{Finding, TapeError};
 use isobit_kernels::Backend;
-use isobit_kernels::backend::BegunDigest;
+use isobit_kernels::backend::BegunDigests;
 use isobit_kernels::op::AnyBuffer;
 use isobit_numerics::digest::Digest;
 use std::collections::VecDeque;
@@ -119,7 +119,7 @@ pub(crate) struct Recomputation<'a, B: Backend> {
     block: Block<'a, B>,
     input: Variable<B>,
     output: usize,
-    digests: Vec<BegunDigest<B::Memory>>,
+    digests: BegunDigests<B::Memory>,
     trace: Trace,
     kept: VecDeque<Results<B>>,
     /// Expert indices of its routers.
@@ -208,24 +208,19 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     /// Digests of the block's ends, or of its output if it has none, and of the values it keeps
     /// aside.
-    fn begin_end_digests(&mut self, output: &Variable<B>) -> Vec<BegunDigest<B::Memory>> {
+    fn begin_end_digests(&mut self, output: &Variable<B>) -> BegunDigests<B::Memory> {
         let mut ends = std::mem::take(&mut self.ends);
         if ends.is_empty() {
             ends.push(Rc::clone(&output.data));
         }
         ends.append(&mut self.aside);
-        ends.iter().map(|end| BegunDigest::new(self.backend, AnyBuffer::F32(&***end))).collect()
+        let ends: Vec<_> = ends.iter().map(|end| AnyBuffer::F32(&***end)).collect();
+        BegunDigests::new(self.backend, &ends)
     }
 
     fn end_digests(&mut self, output: &Variable<B>) -> Result<Vec<Digest>, TapeError> {
-        let begun = self.begin_end_digests(output);
-        finished(self.backend, &begun)
+        Ok(self.begin_end_digests(output).finish(self.backend)?)
     }
-}
-
-/// Waits for the digests.
-fn finished<B: Backend>(backend: &B, begun: &[BegunDigest<B::Memory>]) -> Result<Vec<Digest>, TapeError> {
-    begun.iter().map(|digest| Ok(digest.finish(backend)?)).collect()
 }
 
 impl<'a, B: Backend> Recomputation<'a, B> {
@@ -244,7 +239,7 @@ impl<'a, B: Backend> Recomputation<'a, B> {
             return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
         }
         let digests = inner.end_digests(&output)?;
-        let forward = finished(tape.backend, &self.digests)?;
+        let forward = self.digests.finish(tape.backend)?;
         if digests != forward && tape.contract.checks_digests {
             let [forward, recomputed] = [&forward, &digests].map(|digests| text(digests));
             let finding = self.finding(tape, &inner, &digests)?;
@@ -294,9 +289,9 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         for (second, third) in second.nodes.iter().zip(&third.nodes) {
             let ((op, second), (_, third)) = (second.saved(), third.saved());
             for (tensor, (second, third)) in second.into_iter().zip(third).enumerate() {
-                let [second, third] =
-                    [second, third].map(|tensor| BegunDigest::new(tape.backend, AnyBuffer::F32(&**tensor)));
-                if second.finish(tape.backend)? != third.finish(tape.backend)? {
+                let both = [second, third].map(|tensor| AnyBuffer::F32(&**tensor));
+                let digests = BegunDigests::new(tape.backend, &both).finish(tape.backend)?;
+                if digests[0] != digests[1] {
                     return Ok(Finding::Op { op, tensor });
                 }
             }

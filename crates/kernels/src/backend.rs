@@ -428,29 +428,31 @@ impl<M: Memory> Copy for Matrix<'_, M> {}
 #[derive(Default)]
 pub struct BegunDownload(pub(crate) Option<PendingRead>);
 
-/// A digest in progress; the device may still be computing it.
-pub struct BegunDigest<M: Memory> {
+/// Digests in progress; the device may still be computing them.
+pub struct BegunDigests<M: Memory> {
     sums: U32<M>,
     begun: BegunDownload,
-    bytes: usize,
+    bytes: Vec<usize>,
 }
 
-impl<M: Memory> BegunDigest<M> {
-    /// Starts the digest of the current contents of `x` without waiting.
-    pub fn new<B>(device: &B, x: AnyBuffer<M>) -> Self
+impl<M: Memory> BegunDigests<M> {
+    /// Starts the digests of the current contents of `tensors` without waiting.
+    pub fn new<B>(device: &B, tensors: &[AnyBuffer<M>]) -> Self
     where
         B: Device<Memory = M> + for<'a> Run<DigestSums<'a, M>>,
     {
-        let bytes = x.bytes();
-        let mut sums = device.unwritten(digest::sums_length(bytes));
-        device.run(DigestSums { sums: &mut sums, x });
+        let bytes = tensors.iter().map(AnyBuffer::bytes).collect();
+        let mut sums = device.unwritten(digest::SUM_WORDS * tensors.len());
+        device.run(DigestSums { sums: &mut sums, tensors });
         let begun = device.begin_download(&sums);
         Self { sums, begun, bytes }
     }
 
-    /// Waits for the digest, and not for ops that were enqueued after it, if the device can.
-    pub fn finish<B: Device<Memory = M>>(&self, device: &B) -> Result<Digest, DeviceFailure> {
-        Ok(digest::finish(&device.finish_download(&self.begun, &self.sums)?, self.bytes))
+    /// Waits for the digests, and not for ops that were enqueued after them, if the device can.
+    pub fn finish<B: Device<Memory = M>>(&self, device: &B) -> Result<Vec<Digest>, DeviceFailure> {
+        let sums = device.finish_download(&self.begun, &self.sums)?;
+        let each = sums.as_chunks::<{ digest::SUM_WORDS }>().0.iter().zip(&self.bytes);
+        Ok(each.map(|(sums, bytes)| digest::finish(sums, *bytes)).collect())
     }
 }
 

@@ -2,7 +2,7 @@
 //! a backend of the host, and every backend gives the same bits, so where a number is computed does
 //! not show.
 
-use crate::backend::{Backend, BegunDigest, DeviceFailure, F32, Memory};
+use crate::backend::{Backend, BegunDigests, DeviceFailure, F32, Memory};
 use crate::op::{AdamWTensor, AdamWUpdate, Add, AnyBuffer, Scale, SumSquares};
 use isobit_numerics::digest::Digest;
 
@@ -62,8 +62,7 @@ impl<B: Backend> HostOps<B::Memory> for B {
     }
 
     fn digests(&self, tensors: &[&F32<B::Memory>]) -> Result<Vec<Digest>, DeviceFailure> {
-        let begin = |tensor: &&F32<B::Memory>| BegunDigest::<B::Memory>::new(self, AnyBuffer::F32(*tensor));
-        let begun: Vec<_> = tensors.iter().map(begin).collect();
-        begun.iter().map(|digest| digest.finish(self)).collect()
+        let tensors: Vec<_> = tensors.iter().map(|tensor| AnyBuffer::F32(*tensor)).collect();
+        BegunDigests::<B::Memory>::new(self, &tensors).finish(self)
     }
 }

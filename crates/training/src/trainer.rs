@@ -8,7 +8,7 @@ use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
 use isobit_autograd::{
     Balance, Gradients, Host, HostPlace, Memory, Offload, Parameter, ParameterId, Parameters, Tape, Value,
 };
-use isobit_kernels::backend::BegunDigest;
+use isobit_kernels::backend::BegunDigests;
 use isobit_kernels::op::{AdamWTensor, AdamWUpdate, AnyBuffer, IGNORED, SumSquares};
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure};
@@ -184,20 +184,29 @@ impl<B: Backend> Trainer<B> {
         Ok(squares)
     }
 
-    /// Begins the digest of a tensor on the device. In host memory it is computed at once.
-    fn begin_value(&self, id: ParameterId) -> ValueDigest<B> {
-        match (&self.parameters.get(id).value, &self.host) {
-            (Value::Device(value), _) => ValueDigest::Begun(BegunDigest::new(&self.backend, AnyBuffer::F32(value))),
-            (Value::Host(value), Some(host)) => ValueDigest::Done(host.digests(&[value])),
-            (Value::Host(_), None) => unreachable!("{IN_HOST_MEMORY}"),
+    /// The digest of every value, and those of other tensors on the device, all in one op.
+    fn digests_with(&self, others: &[&F32<B>]) -> Result<(Vec<Digest>, Vec<Digest>), StepError> {
+        let (mut resident, mut in_host_memory) = (Vec::new(), Vec::new());
+        for id in &self.ids {
+            match &self.parameters.get(*id).value {
+                Value::Device(value) => resident.push(value),
+                Value::Host(value) => in_host_memory.push(value),
+            }
         }
-    }
-
-    fn finish_value(&self, digest: ValueDigest<B>) -> Result<Digest, StepError> {
-        Ok(match digest {
-            ValueDigest::Begun(digest) => digest.finish(&self.backend)?,
-            ValueDigest::Done(digests) => digests?[0],
-        })
+        let tensors: Vec<_> = resident.iter().chain(others).map(|tensor| AnyBuffer::F32(*tensor)).collect();
+        let begun = BegunDigests::new(&self.backend, &tensors);
+        let of_host = self.host.as_ref().map_or(Ok(Vec::new()), |host| host.digests(&in_host_memory))?;
+        let mut of_device = begun.finish(&self.backend)?;
+        let of_others = of_device.split_off(resident.len());
+        let (mut of_device, mut of_host) = (of_device.into_iter(), of_host.into_iter());
+        let of_values = self.ids.iter().map(|id| {
+            let next = match &self.parameters.get(*id).value {
+                Value::Device(_) => of_device.next(),
+                Value::Host(_) => of_host.next(),
+            };
+            next.expect(IN_HOST_MEMORY)
+        });
+        Ok((of_values.collect(), of_others))
     }
 
     /// The numbers of a tensor.
@@ -208,12 +217,6 @@ impl<B: Backend> Trainer<B> {
             (Value::Host(_), None) => unreachable!("{IN_HOST_MEMORY}"),
         }
     }
-}
-
-/// The digest of a value.
-enum ValueDigest<B: Backend> {
-    Begun(BegunDigest<B::Memory>),
-    Done(Result<Vec<Digest>, DeviceFailure>),
 }
 
 const IN_HOST_MEMORY: &str = "a trainer of values in host memory computes there";
@@ -348,28 +351,20 @@ impl<B: Backend> Engine for Trainer<B> {
     }
 
     fn digests(&self) -> Result<Vec<Digest>, StepError> {
-        // All on the device are begun before the first is waited for.
-        let begun: Vec<_> = self.ids.iter().map(|id| self.begin_value(*id)).collect();
-        begun.into_iter().map(|digest| self.finish_value(digest)).collect()
+        Ok(self.digests_with(&[])?.0)
     }
 
     fn update_digests(&self, gradients: &Gradients<B>) -> Result<Vec<TensorDigests>, StepError> {
-        let begun: Vec<_> = self.ids.iter().map(|id| self.begin_value(*id)).collect();
-        let others = if let Some(optimizer) = &self.optimizer {
-            optimizer.digests(gradients, &self.parameters)?
+        let (values, others) = if let Some(optimizer) = &self.optimizer {
+            (self.digests()?, optimizer.digests(gradients, &self.parameters)?)
         } else {
-            let begin = |buffer| BegunDigest::new(&self.backend, AnyBuffer::F32(buffer));
             let each = self.ids.iter().zip(&self.moments);
-            let begun: Vec<_> = each.map(|(id, [m, v])| [gradients.get(*id), m, v].map(begin)).collect();
-            let finish = |digest: &BegunDigest<B::Memory>| digest.finish(&self.backend);
-            let all = begun.iter().map(|[gradient, m, v]| Ok([finish(gradient)?, finish(m)?, finish(v)?]));
-            all.collect::<Result<Vec<_>, DeviceFailure>>()?
+            let others: Vec<_> = each.flat_map(|(id, [m, v])| [gradients.get(*id), m, v]).collect();
+            let (values, others) = self.digests_with(&others)?;
+            (values, others.as_chunks::<3>().0.to_vec())
         };
-        let each = begun.into_iter().zip(others);
-        let digests = each.map(|(value, [gradient, m, v])| {
-            Ok(TensorDigests { gradient, value: self.finish_value(value)?, moments: [m, v] })
-        });
-        digests.collect()
+        let each = values.into_iter().zip(others);
+        Ok(each.map(|(value, [gradient, m, v])| TensorDigests { gradient, value, moments: [m, v] }).collect())
     }
 }
 

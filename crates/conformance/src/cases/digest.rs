@@ -1,7 +1,8 @@
-//! Digest: lengths around the block of 4,096 bytes, several element types, including NaN payloads.
+//! Digests: lengths around the block of 4,096 bytes, several element types, including NaN payloads;
+//! four tensors in one op.
 
 use crate::data::Random;
-use crate::{Case, Output, Visitor, digest};
+use crate::{Case, Output, Visitor, digests};
 use half::bf16;
 use isobit_kernels::Backend;
 use isobit_kernels::op::AnyBuffer;
@@ -22,13 +23,12 @@ impl Case for DigestCase {
         let floats: Vec<f32> = words.iter().map(|&word| f32::from_bits(word)).collect();
         let narrow: Vec<bf16> = words.iter().map(|&word| bf16::from_bits(word as u16)).collect();
         let bytes: Vec<u8> = words.iter().map(|&word| word as u8).collect();
-        let digests = [
-            ("u32", digest(b, AnyBuffer::U32(&b.upload(&words)))),
-            ("f32", digest(b, AnyBuffer::F32(&b.upload(&floats)))),
-            ("bf16", digest(b, AnyBuffer::Bf16(&b.upload(&narrow)))),
-            ("u8", digest(b, AnyBuffer::U8(&b.upload(&bytes)))),
-        ];
-        digests.map(|(name, digest)| Output { name, element: "u64", bits: digest.0.to_vec() }).into()
+        let (words, floats) = (b.upload(&words), b.upload(&floats));
+        let (narrow, bytes) = (b.upload(&narrow), b.upload(&bytes));
+        let tensors =
+            [AnyBuffer::U32(&words), AnyBuffer::F32(&floats), AnyBuffer::Bf16(&narrow), AnyBuffer::U8(&bytes)];
+        let outputs = ["u32", "f32", "bf16", "u8"].into_iter().zip(digests(b, &tensors));
+        outputs.map(|(name, digest)| Output { name, element: "u64", bits: digest.0.to_vec() }).collect()
     }
 }
 

@@ -5,7 +5,7 @@ use crate::edited::Edited;
 use isobit_conformance::emulated::Emulated;
 use isobit_conformance::{Absent, Case, Visitor, cases, first_difference, in_own_process, skip, work_of};
 use isobit_gcn::{Architecture, Card, Dialect, Settings, Toolchain};
-use isobit_kernels::backend::BegunDigest;
+use isobit_kernels::backend::BegunDigests;
 use isobit_kernels::gpu::{Api, Gpu, Selector};
 use isobit_kernels::op::{Add, AnyBuffer};
 use isobit_kernels::{Counting, Cpu, Device, DeviceFailure, Path, Reference};
@@ -193,7 +193,7 @@ fn mistake(seed: u64, edit: [&'static str; 2], run: impl Fn(&Gpu) -> Result<(), 
 /// Launches the kernels of the digest, which has a shared array and barriers.
 fn digest(gpu: &Gpu) -> Result<(), DeviceFailure> {
     let buffer = gpu.upload(&vec![1.0f32; 5000]);
-    BegunDigest::new(gpu, AnyBuffer::F32(&buffer)).finish(gpu).map(drop)
+    BegunDigests::new(gpu, &[AnyBuffer::F32(&buffer)]).finish(gpu).map(drop)
 }
 
 #[test]

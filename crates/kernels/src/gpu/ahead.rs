@@ -48,7 +48,9 @@ pub(super) fn programs(gpu: &Gpu, work: &Expected) -> Vec<(&'static Program, Bui
     }
     all.push((&low_rank::LOW_RANK, plain));
     if multi_tensor::serves(gpu) {
-        all.extend([(&LOW_RANK_CONTRACT, plain), (&MULTI_TENSOR, plain)]);
+        all.extend([(&LOW_RANK_CONTRACT, plain), (&MULTI_TENSOR, plain), (&digest::DIGEST_MANY, plain)]);
+    } else {
+        all.push((&digest::DIGEST, plain));
     }
     if work.experts {
         let router = Build::from(Profile::X3);
@@ -64,7 +66,7 @@ pub(super) fn programs(gpu: &Gpu, work: &Expected) -> Vec<(&'static Program, Bui
         let programs = [&grouping::GROUPING, &combine::COMBINE, &balance::BALANCE, &columns::COLUMNS];
         all.extend(programs.map(|it| (it, plain)));
     }
-    let rest = [&rms_norm::RMS_NORM, &head_loss::HEAD_LOSS, &digest::DIGEST, &swiglu::SWIGLU, &rope::ROPE];
+    let rest = [&rms_norm::RMS_NORM, &head_loss::HEAD_LOSS, &swiglu::SWIGLU, &rope::ROPE];
     all.extend(rest.into_iter().chain([&embedding::EMBEDDING, &add::ADD]).map(|it| (it, plain)));
     all
 }

@@ -1,4 +1,4 @@
-//! Digest (`docs/numerics.md`, "Tensor digest") of a buffer: its elements as little-endian bytes,
+//! Digests (`docs/numerics.md`, "Tensor digest") of buffers: their elements as little-endian bytes,
 //! in order.
 //!
 //! Contributions of blocks of 4,096 bytes are added modulo 2⁶⁴, so threads may take blocks in any
@@ -7,28 +7,21 @@
 
 use crate::backend::{Length, Memory, U32};
 use crate::op::{Op, Output, lengths};
-use isobit_numerics::digest::{self, BLOCK_BYTES, Digest};
+use isobit_numerics::digest::{self, Digest};
 
-/// Maximum pairs of sums per digest.
-pub const PAIRS_MAX: usize = 1024;
-
-/// 32-bit words in the sums of a tensor of `bytes` bytes.
-pub fn sums_length(bytes: usize) -> usize {
-    4 * bytes.div_ceil(BLOCK_BYTES).clamp(1, PAIRS_MAX)
-}
+/// 32-bit words in the sums of a tensor.
+pub const SUM_WORDS: usize = 4;
 
 /// The digest of a tensor of `bytes` bytes from its sums.
-pub fn finish(sums: &[u32], bytes: usize) -> Digest {
+pub fn finish(&[a, b, c, d]: &[u32; SUM_WORDS], bytes: usize) -> Digest {
     let number = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let pairs = sums.as_chunks::<4>().0.iter().map(|&[a, b, c, d]| [number(a, b), number(c, d)]);
-    digest::finish(pairs.fold([0; 2], digest::combine), bytes as u64)
+    digest::finish([number(a, b), number(c, d)], bytes as u64)
 }
 
-/// Writes one pair as the words of `sums`; the other pairs are zero.
-pub(crate) fn write_pair(sums: &mut [u32], [first, second]: [u64; 2]) {
-    sums.fill(0);
-    let words = [first, second].map(|sum| [sum as u32, (sum >> 32) as u32]);
-    sums[..4].copy_from_slice(words.as_flattened());
+/// The words of a tensor's sums.
+pub(crate) fn words([first, second]: [u64; 2]) -> [u32; SUM_WORDS] {
+    let [a, b] = [first, second].map(|sum| [sum as u32, (sum >> 32) as u32]);
+    [a[0], a[1], b[0], b[1]]
 }
 
 /// A buffer of any element type.
@@ -52,19 +45,25 @@ impl<M: Memory> AnyBuffer<'_, M> {
     }
 }
 
-/// The partial sums of a digest.
+impl<M: Memory> Clone for AnyBuffer<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M: Memory> Copy for AnyBuffer<'_, M> {}
+
+/// The sums of many digests.
 pub struct DigestSums<'a, M: Memory> {
-    /// Pairs of 64-bit sums, low word first; their sum is the digest's. A backend fills what it
-    /// needs and zeroes the rest.
+    /// For each tensor two 64-bit sums, low word first.
     pub sums: &'a mut U32<M>,
-    pub x: AnyBuffer<'a, M>,
+    pub tensors: &'a [AnyBuffer<'a, M>],
 }
 
 impl<M: Memory> Op<M> for DigestSums<'_, M> {
     const NAME: &'static str = "digest";
 
     fn check(&self) {
-        lengths(Self::NAME, &[("sums", self.sums.len(), sums_length(self.x.bytes()))]);
+        lengths(Self::NAME, &[("sums", self.sums.len(), SUM_WORDS * self.tensors.len())]);
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {

@@ -1,23 +1,25 @@
-//! Digest of a buffer, the definition (`docs/numerics.md`, "Tensor digest"): bytes are taken
+//! Digests of buffers, the definition (`docs/numerics.md`, "Tensor digest"): bytes are taken
 //! explicitly as little-endian, so the host's byte order does not matter.
 
 use super::{Reference, ReferenceMemory};
 use crate::backend::{Checked, Run};
-use crate::op::digest::write_pair;
+use crate::op::digest::{SUM_WORDS, words};
 use crate::op::{AnyBuffer, DigestSums};
 use crate::{Buffer, Element};
 use isobit_numerics::digest;
 
 impl Run<DigestSums<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut DigestSums<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
-        let bytes = match op.x {
-            AnyBuffer::F32(x) => bytes(x),
-            AnyBuffer::Bf16(x) => bytes(x),
-            AnyBuffer::F16(x) => bytes(x),
-            AnyBuffer::U32(x) => bytes(x),
-            AnyBuffer::U8(x) => bytes(x),
-        };
-        write_pair(op.sums, digest::blocks(&bytes, 0));
+        for (sums, x) in op.sums.as_chunks_mut::<SUM_WORDS>().0.iter_mut().zip(op.tensors) {
+            let bytes = match *x {
+                AnyBuffer::F32(x) => bytes(x),
+                AnyBuffer::Bf16(x) => bytes(x),
+                AnyBuffer::F16(x) => bytes(x),
+                AnyBuffer::U32(x) => bytes(x),
+                AnyBuffer::U8(x) => bytes(x),
+            };
+            *sums = words(digest::blocks(&bytes, 0));
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::hard_to_route::{Ties, rows_of};
 use isobit_autograd::Policy;
 use isobit_conformance::devices_or_skips;
-use isobit_kernels::backend::BegunDigest;
+use isobit_kernels::backend::BegunDigests;
 use isobit_kernels::op::AnyBuffer;
 use isobit_kernels::{Backend, Cpu, Device, Path as CpuPath};
 use isobit_models::build::{Built, Settings};
@@ -96,8 +96,8 @@ impl Run {
         for (((_, parameter), moments), of) in trainer.parameters.iter().zip(&trainer.moments).zip(&last) {
             let recorded = [of.value, of.moments[0], of.moments[1]];
             for (buffer, recorded) in [&*parameter.value, &moments[0], &moments[1]].into_iter().zip(recorded) {
-                let digest = BegunDigest::new(&trainer.backend, AnyBuffer::F32(buffer));
-                let digest = digest.finish(&trainer.backend).expect("a digest");
+                let digest = BegunDigests::new(&trainer.backend, &[AnyBuffer::F32(buffer)]);
+                let digest = digest.finish(&trainer.backend).expect("a digest")[0];
                 assert_eq!(digest, recorded, "what the last step said");
                 digests.extend(digest.to_string().into_bytes());
             }

@@ -2,7 +2,7 @@
 
 use super::{Prepared, Work, forever, noise};
 use isobit_kernels::Backend;
-use isobit_kernels::op::digest::sums_length;
+use isobit_kernels::op::digest::SUM_WORDS;
 use isobit_kernels::op::{
     AdamWTensor, AdamWUpdate, Add, AnyBuffer, ApplyDropout, BiasBackward, DigestSums, Dropout, EmbeddingBackward,
     RmsNorm, RmsNormBackward, RmsNormForward, Rope, RopeForward, SumSquares, SwigluBackward, SwigluForward, ToBf16,
@@ -81,8 +81,8 @@ pub(super) fn flat<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, widt
             (6, Box::new(move || b.run(ToBf16 { y: &mut narrow, x: &a })))
         }
         "digest" => {
-            let mut sums = b.zeros(sums_length(length * size_of::<f32>()));
-            (4, Box::new(move || b.run(DigestSums { sums: &mut sums, x: AnyBuffer::F32(&a) })))
+            let mut sums = b.zeros(SUM_WORDS);
+            (4, Box::new(move || b.run(DigestSums { sums: &mut sums, tensors: &[AnyBuffer::F32(&a)] })))
         }
         _ => return None,
     };
