@@ -68,7 +68,11 @@ impl Chosen {
             };
             return Ok(Self::Cpu { threads: threads.min(THREADS_MAX) });
         }
-        name.parse().map(Self::Gpu).map_err(|message: String| Failure::usage(message, HINT))
+        let selector: Selector = name.parse().map_err(|message: String| Failure::usage(message, HINT))?;
+        if selector.api == Api::Hip {
+            gpu::hip::expect_device();
+        }
+        Ok(Self::Gpu(selector))
     }
 
     /// One device, or the devices that divide the layers among them: `cuda:0,cpu`. Stages on the

@@ -91,6 +91,8 @@ fn devices(api: Api) -> Vec<Line> {
     let describe = |(index, listing): (usize, gpu::Listing)| {
         let opened = match listing.objection {
             Some(objection) => Err(objection),
+            // Opened and tested by the child process that listed it.
+            None if api == Api::Hip => Ok(listing.name.clone()),
             None => Gpu::open(Selector { api, index }).map(|gpu| gpu.name()).map_err(|failure| failure.what),
         };
         Line {

@@ -15,6 +15,7 @@ use crate::report::{self, LivePage};
 use crate::samples;
 use crate::split::{Split, split_fit};
 use crate::stderr::tell;
+use isobit_kernels::gpu;
 use isobit_kernels::{Backend, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
@@ -168,6 +169,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     // Until here there is nothing to save, so a signal stops the process immediately.
     signal::install().map_err(|error| Failure::output(&error))?;
+    gpu::hip::stop_children_when(|| signal::requested().is_some());
     if world.size() > 1 {
         signal::install_forwarded().map_err(|error| Failure::output(&error))?;
     }

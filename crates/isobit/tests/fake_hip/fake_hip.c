@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef unsigned int uint;
 
@@ -13,8 +14,23 @@ static const char *setting(const char *name, const char *otherwise) {
     return value != NULL ? value : otherwise;
 }
 
+static int is(const char *variable, const char *call) {
+    return strcmp(setting(variable, ""), call) == 0;
+}
+
+// Whether a call fails; it may not even come back.
 static int fails(const char *call) {
-    return strcmp(setting("FAKE_HIP_FAILS", ""), call) == 0;
+    if (is("FAKE_HIP_CRASHES", call)) {
+        *(volatile int *)8 = 1;
+    }
+    if (is("FAKE_HIP_ABORTS", call)) {
+        fprintf(stderr, "%s: assertion failed\n", call);
+        abort();
+    }
+    while (is("FAKE_HIP_HANGS", call)) {
+        sleep(1);
+    }
+    return is("FAKE_HIP_FAILS", call);
 }
 
 static void note(const char *text) {
@@ -24,6 +40,15 @@ static void note(const char *text) {
         fprintf(file, "%s\n", text);
         fclose(file);
     }
+}
+
+__attribute__((constructor)) static void opened(void) {
+    note("opened");
+    fails("constructor");
+}
+
+__attribute__((destructor)) static void closed(void) {
+    fails("destructor");
 }
 
 int hipGetDeviceCount(int *count) {
@@ -88,6 +113,7 @@ int hipMalloc(void **pointer, size_t bytes) {
 }
 
 int hipFree(void *pointer) {
+    fails("hipFree");
     free(pointer);
     note("free");
     return 0;
@@ -108,6 +134,7 @@ int hipMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *str
 
 int hipHostRegister(void *host, size_t bytes, unsigned flags) {
     (void)host, (void)bytes, (void)flags;
+    fails("hipHostRegister");
     note("lock");
     return 0;
 }
@@ -120,6 +147,7 @@ int hipHostUnregister(void *host) {
 
 int hipMemsetAsync(void *to, int value, size_t bytes, void *stream) {
     (void)stream;
+    fails("hipMemsetAsync");
     memset(to, value, bytes);
     return 0;
 }
@@ -130,6 +158,7 @@ int hipMemsetAsync(void *to, int value, size_t bytes, void *stream) {
 int hipModuleLoadData(void **module, const void *image) {
     static int loaded;
     note("load");
+    fails("hipModuleLoadData");
     const char *code = image;
     if (strncmp(code, CODE, strlen(CODE)) != 0 || strcmp(code + strlen(CODE), setting("FAKE_HIP_SALT", "")) != 0) {
         return 209;
@@ -181,8 +210,13 @@ const char *hipGetErrorString(int status) {
 
 int hiprtcCreateProgram(void **program, const char *source, const char *name, int count, const char **headers, const char **names) {
     (void)name, (void)count, (void)headers, (void)names;
-    *program = strstr(source, "probe(") != NULL ? malloc(1) : NULL;
-    return *program != NULL ? 0 : 3;
+    if (strstr(source, "probe(") == NULL) {
+        note("another program");
+        fails("another program");
+        return 3;
+    }
+    *program = malloc(1);
+    return 0;
 }
 
 int hiprtcDestroyProgram(void **program) {

@@ -8,13 +8,13 @@ use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// The folder of the fake, of its log and of the cache.
-struct Fake {
+pub(crate) struct Fake {
     folder: TempDir,
 }
 
 impl Fake {
     /// None, and a skip, if there is no C compiler.
-    fn new(test: &str, options: &[&str]) -> Option<Self> {
+    pub(crate) fn new(test: &str, options: &[&str]) -> Option<Self> {
         let fake = Self { folder: TempDir::new().expect("a folder") };
         fake.compile(test, "libamdhip64.so.7", "tests/fake_hip/fake_hip.c", options).then_some(fake)
     }
@@ -36,33 +36,35 @@ impl Fake {
     }
 
     /// With one more variable of the environment.
-    fn with(&self, name: &'static str, value: &str) -> Command {
+    pub(crate) fn with(&self, name: &'static str, value: &str) -> Command {
         let mut command = self.command(&["devices"]);
         command.env(name, value);
         command
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_isobit"));
         command.args(arguments).env("LD_LIBRARY_PATH", self.folder.path());
         for name in ["HSA_OVERRIDE_GFX_VERSION", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] {
             command.env_remove(name);
         }
+        // There is no card, and so no device file.
+        command.env("ISOBIT_HIP", "always");
         command.env("ISOBIT_CACHE", self.path("cache")).env("FAKE_HIP_LOG", self.path("log"));
         command
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// The lines of `isobit devices` about HIP.
-    fn says(mut command: Command) -> String {
+    pub(crate) fn says(mut command: Command) -> String {
         hip_lines(&command.output().expect("the program starts"))
     }
 
     /// How often the fake did something since the last question.
-    fn count(&self, what: &str) -> usize {
+    pub(crate) fn count(&self, what: &str) -> usize {
         let text = std::fs::read_to_string(self.path("log")).unwrap_or_default();
         text.lines().filter(|line| *line == what).count()
     }
@@ -79,7 +81,7 @@ impl Fake {
     }
 }
 
-fn hip_lines(output: &Output) -> String {
+pub(crate) fn hip_lines(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("hip")).collect();
@@ -95,7 +97,8 @@ fn a_card_is_listed_and_proven() {
     assert!(text.contains("16.0 GiB, 60 compute units, HIP 6.2.41134, driver 6.2.41134, gfx906"), "{text}");
     assert_eq!([fake.count("compile"), fake.count("launch"), fake.count("load")], [1, 1, 1]);
     assert_eq!(fake.count("unload"), 1, "modules are unloaded");
-    assert_eq!(fake.count("free"), 2, "both buffers of the probe are freed");
+    assert_eq!(fake.count("free"), 3, "both buffers of the probe, and that of the copies");
+    assert_eq!([fake.count("lock"), fake.count("unlock")], [1, 1], "pages are unlocked");
     let two = Fake::says(fake.with("FAKE_HIP_COUNT", "2"));
     assert!(
         two.contains("hip:0     Fake Instinct 0: ready") && two.contains("hip:1     Fake Instinct 1: ready"),
@@ -253,5 +256,5 @@ fn hip_over_cuda_passes_every_call_on() {
     assert!(text.contains("8.0 GiB, 132 compute units, HIP 6.2.0, driver 6.2.0, gfx906"), "{text}");
     let calls = std::fs::read_to_string(fake.path("log")).expect("the log");
     let calls: Vec<&str> = calls.lines().collect();
-    assert_eq!(calls, ["retain", "compile", "load", "launch", "unload", "free", "free"]);
+    assert_eq!(calls, ["retain", "compile", "load", "launch", "unload", "free", "free", "free"]);
 }

@@ -22,6 +22,7 @@ mod gguf;
 mod hints;
 #[cfg(target_os = "linux")]
 mod hip;
+mod hip_broken;
 mod init;
 mod interrupt;
 mod json_errors;

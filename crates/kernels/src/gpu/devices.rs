@@ -50,7 +50,7 @@ impl FromStr for Selector {
 }
 
 /// One device, as its driver describes it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
     /// The name used in a configuration.
     pub selector: String,

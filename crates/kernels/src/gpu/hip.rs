@@ -7,14 +7,19 @@
 mod child;
 mod compiler;
 mod library;
+mod listing;
 mod memory;
 mod pages;
+mod process;
 mod settings;
 mod system;
 mod target;
 
 pub(super) use child::{configure, serve_as_compiler};
 pub use compiler::{OPTIONS, Request, compile, has_compiler};
+pub use listing::expect_device;
+pub(super) use listing::{list, serve_as_lister};
+pub use process::stop_children_when;
 pub use system::{AccessProblem, access_problem};
 pub use target::{architecture_of_version, has_mfma};
 
@@ -42,7 +47,8 @@ fn objection(functions: &Functions, device: c_int, target: &Target) -> Option<St
         .or_else(|| has_compiler().err())
 }
 
-pub(super) fn list() -> Result<Vec<Listing>, String> {
+/// The cards, listed in this process.
+fn list_here() -> Result<Vec<Listing>, String> {
     let functions = Functions::open()?;
     let version = functions.versions();
     let mut listings = Vec::new();
@@ -75,6 +81,7 @@ pub(super) struct Hip {
 
 impl Hip {
     pub(super) fn open(index: usize) -> Result<Self, String> {
+        listing::check()?;
         let functions = Functions::open()?;
         let count = functions.device_count()?;
         let device = c_int::try_from(index).ok().filter(|device| *device < count);

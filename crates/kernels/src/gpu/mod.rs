@@ -82,16 +82,17 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 /// Every program that uses GPUs calls this first in `main`, and ends with the exit code if there is
-/// one: the process was started to compile a program. `variable` gives the value of an environment
-/// variable. Without this call HIP compiles in the process itself, and no interface keeps compiled
-/// programs on disk.
+/// one: the process was started to compile a program or to list cards. `variable` gives the value
+/// of an environment variable. Without this call HIP compiles in the process itself, and no
+/// interface keeps compiled programs on disk.
 pub fn start(variable: impl Fn(&str) -> Option<OsString>) -> Option<ExitCode> {
     let served = hip::serve_as_compiler();
-    if served.is_none() {
-        code_cache::set_root(code_cache::root_from_environment(&variable));
-        hip::configure(variable);
+    if served.is_some() {
+        return served;
     }
-    served
+    code_cache::set_root(code_cache::root_from_environment(&variable));
+    hip::configure(variable);
+    hip::serve_as_lister()
 }
 
 /// Device memory; slices are stored as planes.

@@ -3,11 +3,11 @@
 //! Source and options go in through a pipe, and code or an error comes out of another.
 
 use super::compiler::Compiler;
+use super::process::{self, End};
 use super::settings::{self, Settings};
 use std::ffi::OsString;
 use std::io::{Read, Write};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::process::ExitCode;
 
 /// The argument that makes a program a compiler.
 const ARGUMENT: &str = "--compile-hip-program";
@@ -19,20 +19,24 @@ const COMPILE_SECONDS_MAX: u32 = 180;
 
 /// Compiles a program if this process was started for that; its exit code.
 pub(in crate::gpu) fn serve_as_compiler() -> Option<ExitCode> {
-    let mut arguments = std::env::args_os().skip(1);
-    let is_child = arguments.next().is_some_and(|argument| argument == ARGUMENT) && arguments.next().is_none();
-    is_child.then(|| if serve().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    is_started_with(ARGUMENT).then(|| if serve().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// From now on programs are compiled in child processes. `variable` gives the value of an
-/// environment variable.
+/// Whether this process was started with one argument alone.
+pub(super) fn is_started_with(argument: &str) -> bool {
+    let mut arguments = std::env::args_os().skip(1);
+    arguments.next().is_some_and(|first| first == argument) && arguments.next().is_none()
+}
+
+/// From now on programs are compiled, and cards are listed, in child processes. `variable` gives
+/// the value of an environment variable.
 pub(in crate::gpu) fn configure(variable: impl Fn(&str) -> Option<OsString>) {
     settings::set(Settings { children: true, ..Settings::from_environment(variable) });
 }
 
 /// The child's side.
 fn serve() -> std::io::Result<()> {
-    watch();
+    process::watch(COMPILE_SECONDS_MAX);
     let mut input = Vec::new();
     std::io::stdin().lock().take(INPUT_BYTES_MAX).read_to_end(&mut input)?;
     let answer = match texts(&input).as_deref() {
@@ -50,55 +54,29 @@ fn serve() -> std::io::Result<()> {
     out.flush()
 }
 
-/// Ends this process when its parent is gone, or when the compiler hangs. Without the thread, which
-/// the system may refuse, it only lives longer.
-#[expect(clippy::exit, clippy::print_stderr, reason = "this process is a compiler; its parent reads what it says")]
-fn watch() {
-    let watched = || {
-        #[cfg(unix)]
-        let parent = std::os::unix::process::parent_id();
-        for _ in 0..COMPILE_SECONDS_MAX {
-            std::thread::sleep(Duration::from_secs(1));
-            #[cfg(unix)]
-            if std::os::unix::process::parent_id() != parent {
-                std::process::exit(1);
-            }
-        }
-        eprintln!("hipRTC did not finish within {COMPILE_SECONDS_MAX} seconds");
-        std::process::exit(1);
-    };
-    let _ = std::thread::Builder::new().name("watch".to_string()).spawn(watched);
-}
-
 /// The parent's side.
 pub(super) fn compile(line: &[String], source: &str) -> Result<Vec<u8>, String> {
-    let program = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
-    let mut command = Command::new(program);
-    command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Ctrl-C asks this program to stop after its step, not the compiler to fail.
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let mut child = command.spawn().map_err(|error| format!("the compiler cannot be started: {error}"))?;
-    let mut request = Vec::new();
-    for text in line.iter().map(String::as_str).chain([source]) {
-        request.extend((text.len() as u64).to_le_bytes());
-        request.extend(text.as_bytes());
-    }
-    if let Some(mut input) = child.stdin.take() {
-        // A child that ends before it has read everything says why below.
-        let _ = input.write_all(&request);
-    }
-    let output = child.wait_with_output().map_err(|error| format!("the compiler: {error}"))?;
-    answer(&output.stdout).unwrap_or_else(|| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said: Vec<&str> = said.lines().rev().take(3).collect();
-        let said = said.into_iter().rev().collect::<Vec<_>>().join("; ");
-        Err(format!("the compiler died, {}: {said}", output.status))
+    let request = joined(line.iter().map(String::as_str).chain([source]));
+    let is_done = |output: &[u8]| answer(output).is_some();
+    let ended = process::run(ARGUMENT, &request, COMPILE_SECONDS_MAX, is_done)?;
+    answer(&ended.output).unwrap_or_else(|| {
+        let said = ended.said();
+        Err(match ended.end {
+            End::Silent(seconds) => format!("the compiler hung: it did not finish within {seconds} seconds"),
+            End::Stopped => "stopped while a program was being compiled".to_string(),
+            End::Exited(status) => format!("the compiler died, {status}: {said}"),
+            End::Done => format!("the compiler gave no answer: {said}"),
+        })
     })
 }
 
 /// Texts with their lengths in front.
-fn texts(mut bytes: &[u8]) -> Option<Vec<String>> {
+pub(super) fn joined<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<u8> {
+    texts.flat_map(|text| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()).collect()
+}
+
+/// The texts that were joined; None if they are not whole.
+pub(super) fn texts(mut bytes: &[u8]) -> Option<Vec<String>> {
     let mut texts = Vec::new();
     while !bytes.is_empty() {
         let (length, rest) = bytes.split_first_chunk::<8>()?;

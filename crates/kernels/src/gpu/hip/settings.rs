@@ -4,12 +4,34 @@
 use super::target::{Target, architecture_of_version};
 use std::ffi::OsString;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How long the runtime may be silent. A machine with many cards takes some seconds.
+const SECONDS_MAX: u32 = 20;
+
+/// Whether the runtime is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Open {
+    /// Where the system has an AMD device.
+    #[default]
+    WithDevice,
+    Always,
+    Never,
+}
 
 /// Without a program that sets them: no child processes, nothing overridden.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// Whether this program compiles in child processes of itself.
+    /// Whether this program compiles, and lists cards, in child processes of itself.
     pub(super) children: bool,
+    /// Whether this process is the child that lists cards.
+    pub(super) is_child: bool,
+    /// The value of `ISOBIT_HIP`.
+    pub(super) open: Open,
+    /// The value of `ISOBIT_HIP_TIMEOUT`.
+    pub(super) seconds_max: u32,
+    /// A variable of ours that says nothing.
+    pub(super) mistake: Option<String>,
     /// The value of `HSA_OVERRIDE_GFX_VERSION`.
     pub(super) gfx_override: Option<String>,
     /// Variables that hide devices, with their values.
@@ -21,12 +43,19 @@ pub(super) struct Settings {
 static CURRENT: OnceLock<Settings> = OnceLock::new();
 
 pub(super) fn current() -> Settings {
-    CURRENT.get().cloned().unwrap_or_default()
+    Settings { is_child: IS_CHILD.load(Ordering::Relaxed), ..CURRENT.get().cloned().unwrap_or_default() }
 }
 
 /// The first call of a process counts.
 pub(super) fn set(settings: Settings) {
     let _ = CURRENT.set(settings);
+}
+
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// This process was started to list cards.
+pub(super) fn set_child() {
+    IS_CHILD.store(true, Ordering::Relaxed);
 }
 
 impl Settings {
@@ -42,11 +71,35 @@ impl Settings {
             // An empty list hides every device.
             variable(name).map(|value| format!("{name}={}", value.to_string_lossy()))
         });
+        let (open, bad_open) = match text("ISOBIT_HIP").as_deref() {
+            None => (Open::WithDevice, None),
+            Some("always") => (Open::Always, None),
+            Some("off") => (Open::Never, None),
+            Some(other) => (Open::Never, Some(format!("ISOBIT_HIP={other}: `always` and `off` exist"))),
+        };
+        let timeout = text("ISOBIT_HIP_TIMEOUT");
+        let seconds = timeout.as_deref().map_or(Some(SECONDS_MAX), |text| text.parse().ok().filter(|n| *n > 0));
+        let bad_timeout = seconds.is_none().then(|| {
+            format!("ISOBIT_HIP_TIMEOUT={}: write seconds, 1 or more", timeout.as_deref().unwrap_or_default())
+        });
         Self {
             children: false,
+            is_child: false,
+            open,
+            seconds_max: seconds.unwrap_or(SECONDS_MAX),
+            mistake: bad_open.or(bad_timeout),
             gfx_override: text("HSA_OVERRIDE_GFX_VERSION"),
             hidden_by: hidden_by.collect(),
             appended_by: APPENDING.into_iter().filter(|name| set(name).is_some()).collect(),
+        }
+    }
+
+    /// Why the runtime is not opened, if the environment says so.
+    pub(super) fn refusal(&self) -> Result<(), String> {
+        match &self.mistake {
+            Some(mistake) => Err(mistake.clone()),
+            None if self.open == Open::Never => Err("ISOBIT_HIP=off leaves out HIP devices: unset it".to_string()),
+            None => Ok(()),
         }
     }
 
@@ -94,6 +147,24 @@ mod tests {
         // Not a version: the driver decides what it means.
         let odd = settings(&[("HSA_OVERRIDE_GFX_VERSION", "mi50")]);
         assert!(odd.override_objection(&target, Some("gfx908")).is_some());
+    }
+
+    #[test]
+    fn our_own_variables_say_something_or_are_refused() {
+        let plain = settings(&[]);
+        assert_eq!((plain.open, plain.seconds_max, plain.refusal()), (Open::WithDevice, SECONDS_MAX, Ok(())));
+        assert_eq!(settings(&[("ISOBIT_HIP", "always")]).open, Open::Always);
+        assert_eq!(settings(&[("ISOBIT_HIP_TIMEOUT", "60")]).seconds_max, 60);
+        for (name, value) in [
+            ("ISOBIT_HIP", "off"),
+            ("ISOBIT_HIP", "on"),
+            ("ISOBIT_HIP_TIMEOUT", "0"),
+            ("ISOBIT_HIP_TIMEOUT", "-1"),
+            ("ISOBIT_HIP_TIMEOUT", "soon"),
+        ] {
+            let refusal = settings(&[(name, value)]).refusal();
+            assert!(refusal.is_err_and(|why| why.contains(&format!("{name}={value}"))), "{name}={value}");
+        }
     }
 
     #[test]

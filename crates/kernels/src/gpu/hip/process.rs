@@ -1,0 +1,195 @@
+//! A child process of this program, started with an argument that only `gpu::start` understands:
+//! AMD's libraries may crash or hang, and then they take the child with them and nothing else. It
+//! is killed when it is silent for too long, or when the user wants to stop.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+const TICK: Duration = Duration::from_millis(20);
+const TICKS_PER_SECOND: u32 = 50;
+/// What a child may go on for when the user wants to stop: most finish by themselves.
+const SECONDS_TO_STOP: u32 = 3;
+/// BOUND: more than a code object or a list of devices has.
+const OUTPUT_BYTES_MAX: u64 = 1 << 30;
+const MESSAGE_BYTES_MAX: u64 = 1 << 20;
+
+static STOP: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// From now on child processes end soon after `requested` becomes true: for programs that do not
+/// end at the first signal. The first call of a process counts.
+pub fn stop_children_when(requested: fn() -> bool) {
+    let _ = STOP.set(requested);
+}
+
+/// How a child ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// It wrote all that was asked for.
+    Done,
+    Exited(ExitStatus),
+    /// Killed: it wrote nothing for as many seconds.
+    Silent(u32),
+    /// Killed: the user wants to stop.
+    Stopped,
+}
+
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) output: Vec<u8>,
+    messages: Vec<u8>,
+    pub(super) end: End,
+}
+
+impl Ended {
+    /// Its last lines on standard error.
+    pub(super) fn said(&self) -> String {
+        let text = String::from_utf8_lossy(&self.messages);
+        let lines: Vec<&str> = text.lines().rev().take(3).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("; ")
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Stream {
+    Output,
+    Messages,
+}
+
+/// Starts this program with one argument, writes `input`, and reads until `is_done`.
+pub(super) fn run(
+    argument: &str,
+    input: &[u8],
+    silent_seconds_max: u32,
+    is_done: impl Fn(&[u8]) -> bool,
+) -> Result<Ended, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
+    let mut command = Command::new(program);
+    command.arg(argument).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Ctrl-C asks this program to stop after its step, not its child to fail.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command.spawn().map_err(|error| format!("this program cannot start itself again: {error}"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // The child reads before it opens a library. One that ends before says why below.
+        let _ = stdin.write_all(input);
+    }
+    let (sender, receiver) = channel();
+    let reading = read(child.stdout.take(), Stream::Output, OUTPUT_BYTES_MAX, sender.clone())
+        .and_then(|()| read(child.stderr.take(), Stream::Messages, MESSAGE_BYTES_MAX, sender));
+    let ended = match reading {
+        Ok(()) => follow(&mut child, &receiver, silent_seconds_max, is_done),
+        Err(error) => Err(format!("no thread for a child process: {error}")),
+    };
+    if !matches!(&ended, Ok(Ended { end: End::Exited(_), .. })) {
+        end(&mut child);
+    }
+    ended
+}
+
+/// Sends what comes through a pipe, on a thread of its own.
+fn read(
+    pipe: Option<impl Read + Send + 'static>,
+    stream: Stream,
+    bytes_max: u64,
+    sender: Sender<(Stream, Vec<u8>)>,
+) -> std::io::Result<()> {
+    let Some(pipe) = pipe else { return Ok(()) };
+    let forward = move || {
+        let (mut pipe, mut bytes) = (pipe.take(bytes_max), vec![0; 1 << 16]);
+        while let Ok(length @ 1..) = pipe.read(&mut bytes) {
+            if sender.send((stream, bytes[..length].to_vec())).is_err() {
+                break;
+            }
+        }
+    };
+    std::thread::Builder::new().name("child".to_string()).spawn(forward).map(|_| ())
+}
+
+fn follow(
+    child: &mut Child,
+    receiver: &Receiver<(Stream, Vec<u8>)>,
+    silent_seconds_max: u32,
+    is_done: impl Fn(&[u8]) -> bool,
+) -> Result<Ended, String> {
+    let (mut silent, mut stopping) = (0, 0);
+    let mut ended = Ended { output: Vec::new(), messages: Vec::new(), end: End::Done };
+    loop {
+        match receiver.recv_timeout(TICK) {
+            Ok((Stream::Messages, bytes)) => {
+                ended.messages.extend(bytes);
+                continue;
+            }
+            Ok((Stream::Output, bytes)) => {
+                ended.output.extend(bytes);
+                silent = 0;
+                if is_done(&ended.output) {
+                    return Ok(ended);
+                }
+                continue;
+            }
+            Err(RecvTimeoutError::Timeout) => (),
+            // It has closed its pipes and lives.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
+        }
+        if let Some(status) = child.try_wait().map_err(|error| format!("a child process: {error}"))? {
+            ended.end = End::Exited(status);
+            drain(receiver, &mut ended);
+            return Ok(ended);
+        }
+        silent += 1;
+        if silent > silent_seconds_max.saturating_mul(TICKS_PER_SECOND) {
+            ended.end = End::Silent(silent_seconds_max);
+            return Ok(ended);
+        }
+        stopping += u32::from(STOP.get().is_some_and(|requested| requested()));
+        if stopping > SECONDS_TO_STOP * TICKS_PER_SECOND {
+            ended.end = End::Stopped;
+            return Ok(ended);
+        }
+    }
+}
+
+/// What is still in the pipes of a child that has ended. A process that the child left behind may
+/// hold them open.
+fn drain(receiver: &Receiver<(Stream, Vec<u8>)>, ended: &mut Ended) {
+    while let Ok((stream, bytes)) = receiver.recv_timeout(Duration::from_secs(1)) {
+        match stream {
+            Stream::Output => ended.output.extend(bytes),
+            Stream::Messages => ended.messages.extend(bytes),
+        }
+    }
+}
+
+/// Kills a child. One that is stuck in a driver does not die, and is not waited for.
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    for _ in 0..TICKS_PER_SECOND {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return;
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+/// In the child: ends this process when its parent is gone, or after `seconds_max`. Without the
+/// thread, which the system may refuse, it only lives longer.
+#[expect(clippy::exit, clippy::print_stderr, reason = "this process is a child; its parent reads what it says")]
+pub(super) fn watch(seconds_max: u32) {
+    let watched = move || {
+        #[cfg(unix)]
+        let parent = std::os::unix::process::parent_id();
+        for _ in 0..seconds_max {
+            std::thread::sleep(Duration::from_secs(1));
+            #[cfg(unix)]
+            if std::os::unix::process::parent_id() != parent {
+                std::process::exit(1);
+            }
+        }
+        eprintln!("not finished within {seconds_max} seconds");
+        std::process::exit(1);
+    };
+    let _ = std::thread::Builder::new().name("watch".to_string()).spawn(watched);
+}
