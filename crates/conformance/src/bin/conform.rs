@@ -11,7 +11,7 @@ use isobit_conformance::{
     Absent, Case, EveryBackend, SMALL_WORK_MAX, Visitor, cases, devices, nearest, skipped, work_of,
 };
 use isobit_gcn::{Architecture, Dialect, Settings, Toolchain};
-use isobit_kernels::gpu;
+use isobit_kernels::gpu::{self, Api};
 use isobit_kernels::{Counting, Cpu, Path};
 use std::process::ExitCode;
 
@@ -133,8 +133,8 @@ impl Request {
         let emulates = self.architecture().is_some() || self.is_source();
         let settings = self.dialect.is_some() || self.toolchain.is_some() || self.work_max.is_some();
         if !emulates && (self.seed != 0 || settings) {
-            return Err("--seed, --dialect, --toolchain and --work need an emulated card: `--on gfx906`, `--on sm80`"
-                .to_string());
+            let cards = emulated_cards();
+            return Err(format!("--seed, --dialect, --toolchain and --work need an emulated card: --on {cards}"));
         }
         if emulates && (self.table || self.kernels == Some(Kernels::MmaSync) || self.small) {
             let name = &self.on;
@@ -206,9 +206,15 @@ fn absent(name: &str) -> String {
     let paths = Path::available().into_iter().map(|path| format!("cpu/{path}"));
     let present = all.iter().filter(|(_, opened)| opened.is_ok()).map(|(device, _)| device.clone());
     format!(
-        "no backend here has `{name}` in its name: there are {}",
-        paths.chain(present).collect::<Vec<_>>().join(", ")
+        "no backend here has `{name}` in its name: there are {}; emulated cards are {}",
+        paths.chain(present).collect::<Vec<_>>().join(", "),
+        emulated_cards()
     )
+}
+
+fn emulated_cards() -> String {
+    let amd: Vec<_> = Architecture::ALL.into_iter().map(Architecture::name).collect();
+    format!("{} or sm80", amd.join(", "))
 }
 
 fn dialect(name: &str) -> Result<Dialect, String> {
@@ -237,8 +243,12 @@ fn main() -> ExitCode {
             return run_source(request);
         }
         if request.path.is_none() {
+            if request.on.starts_with(Api::Hip.name()) {
+                gpu::hip::expect_device();
+            }
             for skip in skipped() {
-                println!("{skip}");
+                // A table is saved as it is printed.
+                if request.table { eprintln!("{skip}") } else { println!("{skip}") }
             }
         }
         if request.table { table(&request) } else { compare(request) }

@@ -29,6 +29,8 @@ fn refusals_have_their_exit_codes() {
         (&["--table", "--small"], 2, "--table goes with"),
         (&["--path", "scalar", "--on", "cuda"], 2, "--path goes without"),
         (&["add", "--on", "cuda:63"], 6, "cuda:63"),
+        (&["add", "--on", "gfx907"], 6, "emulated cards are gfx906, gfx908, gfx90a, gfx942 or sm80"),
+        (&["--on", "gfx907", "--seed", "1"], 2, "need an emulated card: --on gfx906, gfx908, gfx90a, gfx942 or sm80"),
         (
             &["add", "--table", "--on", "vulkan:0"],
             6,
@@ -47,4 +49,6 @@ fn the_table_has_the_ops_and_backends_that_are_named() {
     assert_eq!((code, table[0]), (0, "| op | cases | reference | cpu/scalar |"), "{out}");
     let ops: Vec<&str> = table[2..].iter().map(|row| row.split(' ').nth(1).expect("a cell")).collect();
     assert_eq!(ops, ["add", "scale"]);
+    // What is missing is not part of the table.
+    assert!(out.lines().all(|line| line.starts_with('|') || line.starts_with("ops that differ")), "{out}");
 }
