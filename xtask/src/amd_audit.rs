@@ -5,6 +5,7 @@ use crate::amd_assembly::{Kernel, kernels};
 use crate::arguments::Arguments;
 use crate::repository::{command, now, root};
 use isobit_gcn::{COMPILERS, Dialect, compiler};
+use isobit_kernels::gpu::HEADER_NAMES;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -16,8 +17,6 @@ pub(crate) const SLICES: [u32; 2] = [2, 3];
 /// The header that depends on them.
 const SLICES_HEADER: &str = "slices.h";
 const FOLDER: &str = "crates/kernels/gpu";
-/// The file that defines the order of the headers.
-const ORDER: &str = "crates/kernels/src/gpu/program.rs";
 
 pub(crate) const NO_COMPILER: &str = "no clang that compiles for amdgcn";
 
@@ -145,9 +144,8 @@ pub(crate) fn programs() -> Result<Vec<String>, String> {
 /// itself.
 pub(crate) fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, String> {
     let read = |path: String| std::fs::read_to_string(root().join(&path)).map_err(|error| format!("{path}: {error}"));
-    let order = read(ORDER.to_string())?;
     let mut text = read(format!("{FOLDER}/{}", header(dialect)))?;
-    for header in headers(&order).into_iter().filter(|header| !without.contains(header)) {
+    for header in HEADER_NAMES.iter().filter(|header| !without.contains(header)) {
         text.push_str(&read(format!("{FOLDER}/{header}"))?);
     }
     // As in `attention.rs` and `product4.rs` of the host.
@@ -177,18 +175,6 @@ fn uses_slices(compiler: &str, folder: &Path, program: &str) -> Result<bool, Str
 
 fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// Headers that every program sees, in the order in which the host includes them, without the
-/// dialects.
-fn headers(order: &str) -> Vec<&str> {
-    let dialects = Dialect::ALL.map(header);
-    order.split('"').filter(|name| is_header(name) && !dialects.contains(name)).collect()
-}
-
-fn is_header(name: &str) -> bool {
-    let is_file = name.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c));
-    is_file && Path::new(name).extension().is_some_and(|ending| ending == "h")
 }
 
 fn read(compiler: &str, job: &Job) -> Result<Vec<Kernel>, String> {
@@ -299,20 +285,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_come_in_the_order_of_the_host() {
-        let order = "const A: &str = files!(\"opencl.h\");\nconst B: &str = files!(\"cuda.h\");\n\
-                     const C: &str = files!(\"exact.h\", \"slices.h\");";
-        assert_eq!(headers(order), ["exact.h", "slices.h"]);
-    }
-
-    #[test]
     fn every_header_of_the_folder_is_used() {
-        let order = std::fs::read_to_string(root().join(ORDER)).expect("the host's list");
-        let used = headers(&order);
         for entry in std::fs::read_dir(root().join(FOLDER)).expect("the programs") {
             let name = entry.expect("an entry").file_name().into_string().expect("a plain name");
             let dialect = Dialect::ALL.iter().any(|dialect| header(*dialect) == name);
-            assert!(!is_header(&name) || dialect || used.contains(&name.as_str()), "{name}");
+            let is_header = Path::new(&name).extension().is_some_and(|ending| ending == "h");
+            assert!(!is_header || dialect || HEADER_NAMES.contains(&name.as_str()), "{name}");
         }
     }
 

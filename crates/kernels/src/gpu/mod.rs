@@ -69,7 +69,7 @@ pub(crate) use memory::PendingRead;
 pub use memory::{GpuBuffer, OverLimit};
 pub use opencl::{EXACT_DIVISION_OPTION, OPTIONS as OPENCL_OPTIONS};
 pub use product4::{HostQuantizedWeight, QuantizedWeight};
-pub use program::source_line;
+pub use program::{HEADER_NAMES, source_line};
 pub use slices::{SlicedRows, SlicedWeight};
 
 use crate::HostOps;

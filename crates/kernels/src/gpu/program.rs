@@ -42,8 +42,16 @@ pub(super) use program;
 
 const OPENCL: &str = files!("opencl.h");
 const CUDA: &str = files!("cuda.h");
+
 /// Headers of every portable program, in this order.
-const HEADERS: &str = files!("exact.h", "elementary.h", "lanes.h", "philox.h", "slices.h");
+macro_rules! headers {
+    ($($name:literal),+) => {
+        const HEADERS: &str = files!($($name),+);
+        /// Their names, in the order in which every portable program has them, after its dialect.
+        pub const HEADER_NAMES: &[&str] = &[$($name),+];
+    };
+}
+headers!("exact.h", "elementary.h", "lanes.h", "philox.h", "slices.h");
 
 impl Program {
     /// The whole source for one dialect; programs in a device's native language are self-contained.
