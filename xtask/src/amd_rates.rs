@@ -1,18 +1,32 @@
-//! `cargo xtask amd-rates`: which share of an AMD chip's int8 peak the product kernels can reach,
-//! from the instructions that clang makes of them and the published rates of the units. It needs
-//! clang, not a device, and is a model: it knows no latencies, caches or clocks.
+//! `cargo xtask amd-rates`: which share of an AMD chip's int8 peak the kernels can reach, from the
+//! instructions that clang makes of them and the published rates of the units. Those of a slice
+//! product are counted in its loops, those of int4 products and attention, whose loops depend on
+//! the shapes, as the emulator executes them. It needs clang, not a device, and is a model: it
+//! knows no latencies, caches or clocks.
 
 use crate::amd_audit::{NO_COMPILER, SLICES, source};
 use crate::arguments::Arguments;
 use crate::repository::{command, root};
-use isobit_gcn::{Dialect, compiler};
+use isobit_conformance::Case;
+use isobit_conformance::cases::attention::{AttentionCase, packed};
+use isobit_conformance::cases::product4;
+use isobit_conformance::data::Distribution;
+use isobit_gcn::{Card, Dialect, Settings, compiler};
 use isobit_kernels::gpu::hip::has_mfma;
+use isobit_numerics::slices::Profile;
 use std::collections::BTreeMap;
 
 /// Architecture, card, and its int8 peak in 10¹² operations per second.
 const DEVICES: [(&str, &str, f64); 4] =
     [("gfx906", "MI50", 53.6), ("gfx908", "MI100", 184.6), ("gfx90a", "MI250X", 383.0), ("gfx942", "MI300X", 2614.0)];
 const KERNELS: [&str; 3] = ["product_forward", "product_input", "product_weight"];
+/// Programs whose kernels are counted as they are executed.
+const EXECUTED: [(&str, &[&str]); 2] = [
+    ("product4", &["product4_forward", "product4_input"]),
+    ("attention", &["attention_forward", "attention_grad_query", "attention_grad_key"]),
+];
+/// Tokens, and the width of heads and groups, of what is executed.
+const SHAPE: [usize; 2] = [256, 128];
 /// Devices that must reach [`SHARE_MIN`].
 const BOUND: [&str; 2] = ["gfx906", "gfx908"];
 /// BOUND: percent of the peak.
@@ -37,10 +51,55 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
         println!("0 kernels, 1 skipped: {NO_COMPILER}");
         return if require { Err(NO_COMPILER.to_string()) } else { Ok(()) };
     };
-    rates(compiler)
+    rates(compiler)?;
+    for (device, card, peak) in DEVICES {
+        for slices in SLICES {
+            for (kernel, rates) in executed(compiler, device, slices)? {
+                println!("| {card} | {slices} | `{kernel}` | {} |", rates.line(device, peak));
+            }
+        }
+    }
+    Ok(())
 }
 
-/// Prints the table, and fails if a kernel stays below its bound.
+/// Int4 products and attention as an emulated card executes them, per wave.
+fn executed(compiler: &str, device: &str, slices: u32) -> Result<Vec<(&'static str, Rates)>, String> {
+    let profile = if slices == 2 { Profile::X2 } else { Profile::X3 };
+    let (gpu, emulated) =
+        Card::new(Settings::new(device.parse()?)).into_gpu().map_err(|failure| failure.to_string())?;
+    let [tokens, width] = SHAPE;
+    product4::product(tokens, [tokens, CHUNK as usize], width, profile).run(&gpu);
+    let (spans, kind) = (packed(&[tokens]), Distribution::Plain);
+    let attention = AttentionCase {
+        spans,
+        heads: 1,
+        kv_heads: 1,
+        key_width: width,
+        value_width: width,
+        window: None,
+        profile,
+        kind,
+        cap: None,
+    };
+    attention.run(&gpu);
+    let mut rates = Vec::new();
+    for (program, kernels) in EXECUTED {
+        let assembly = assembly(compiler, device, program, slices)?;
+        for kernel in kernels {
+            let mut counts = Counts::default();
+            let executed = emulated.executed(kernel);
+            for (name, times) in &executed {
+                counts.add(plain(name), *times);
+            }
+            let waves = executed.get("s_endpgm").copied().filter(|_| counts.int8 > 0);
+            let counts = counts.over(waves.ok_or(format!("{device} {kernel}: no products"))?);
+            rates.push((*kernel, Rates::with_resources(counts, &assembly, kernel)?));
+        }
+    }
+    Ok(rates)
+}
+
+/// Prints the table of slice products, and fails if a kernel stays below its bound.
 pub(crate) fn rates(compiler: &str) -> Result<(), String> {
     println!(
         "| card | slices | kernel | int8 | VALU | LDS | global | scalar | share | unoverlapped | VGPRs | LDS bytes | waves |"
@@ -49,7 +108,7 @@ pub(crate) fn rates(compiler: &str) -> Result<(), String> {
     let mut low = Vec::new();
     for (device, card, peak) in DEVICES {
         for slices in SLICES {
-            let assembly = assembly(compiler, device, slices)?;
+            let assembly = assembly(compiler, device, "product", slices)?;
             for kernel in KERNELS {
                 let rates = Rates::of(&assembly, kernel).map_err(|error| format!("{device} {kernel}: {error}"))?;
                 println!("| {card} | {slices} | `{kernel}` | {} |", rates.line(device, peak));
@@ -62,8 +121,9 @@ pub(crate) fn rates(compiler: &str) -> Result<(), String> {
     if low.is_empty() { Ok(()) } else { Err(format!("below {SHARE_MIN} % of the peak: {}", low.join("; "))) }
 }
 
-fn assembly(compiler: &str, device: &str, slices: u32) -> Result<String, String> {
-    let program = if has_mfma(device) { "product_mfma" } else { "product" };
+/// Of a program, or of the one for matrix cores where there are some.
+fn assembly(compiler: &str, device: &str, program: &str, slices: u32) -> Result<String, String> {
+    let program = &format!("{program}{}", if has_mfma(device) { "_mfma" } else { "" });
     let path = std::env::temp_dir().join(format!("isobit-amd-rates-{}.hip", std::process::id()));
     std::fs::write(&path, source(program, Dialect::Hip, &[])?)
         .map_err(|error| format!("{}: {error}", path.display()))?;
@@ -98,22 +158,39 @@ struct Counts {
 
 impl Counts {
     /// Adds one instruction: cycles of a SIMD, or of a memory unit that four SIMDs share.
-    fn add(&mut self, name: &str) {
+    fn add(&mut self, name: &str, times: u64) {
         if let Some(cycles) = int8_cycles(name) {
-            self.int8 += 1;
-            self.int8_cycles += cycles;
+            self.int8 += times;
+            self.int8_cycles += times * cycles;
         } else if name.starts_with("v_") {
-            self.valu += 1;
-            self.valu_cycles += valu_cycles(name);
+            self.valu += times;
+            self.valu_cycles += times * valu_cycles(name);
         } else if name.starts_with("ds_") {
-            self.local += 1;
-            self.local_cycles += (bytes(name) * LANES).div_ceil(LOCAL_BYTES);
+            self.local += times;
+            self.local_cycles += times * (bytes(name) * LANES).div_ceil(LOCAL_BYTES);
         } else if ["global_", "buffer_", "scratch_"].iter().any(|start| name.starts_with(start)) {
-            self.global += 1;
-            self.global_cycles += (bytes(name) * LANES).div_ceil(CACHE_BYTES);
+            self.global += times;
+            self.global_cycles += times * (bytes(name) * LANES).div_ceil(CACHE_BYTES);
         } else {
-            self.scalar += 1;
-            self.barriers += u64::from(name == "s_barrier");
+            self.scalar += times;
+            self.barriers += if name == "s_barrier" { times } else { 0 };
+        }
+    }
+
+    /// Of one of as many waves.
+    fn over(self, waves: u64) -> Self {
+        let each = |count: u64| (count + waves / 2) / waves.max(1);
+        Self {
+            int8: each(self.int8),
+            int8_cycles: each(self.int8_cycles),
+            valu: each(self.valu),
+            valu_cycles: each(self.valu_cycles),
+            local: each(self.local),
+            local_cycles: each(self.local_cycles),
+            global: each(self.global),
+            global_cycles: each(self.global_cycles),
+            scalar: each(self.scalar),
+            barriers: each(self.barriers),
         }
     }
 
@@ -162,6 +239,11 @@ fn bytes(name: &str) -> u64 {
     if two_addresses { 2 * one } else { one }
 }
 
+/// The name without its encoding.
+fn plain(name: &str) -> &str {
+    ["_e32", "_e64", "_sdwa"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name)
+}
+
 /// A loop: what lies in it and in no inner one, and the loop around it.
 #[derive(Debug, Default)]
 struct Loop {
@@ -195,14 +277,13 @@ fn loops<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, Loop> {
         let name = text.split_whitespace().next().unwrap_or_default();
         let is_instruction = line.starts_with('\t') && name.starts_with(|first: char| first.is_ascii_lowercase());
         if let (Some(inside), true) = (&inside, is_instruction) {
-            let name = ["_e32", "_e64", "_sdwa"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
-            loops.entry(inside.clone()).or_default().counts.add(name);
+            loops.entry(inside.clone()).or_default().counts.add(plain(name), 1);
         }
     }
     loops
 }
 
-/// A kernel: instructions of one wave per chunk of the contraction, and its resources.
+/// A kernel: instructions of one wave, per chunk of the contraction or in all, and its resources.
 struct Rates {
     chunk: Counts,
     vgprs: u64,
@@ -237,6 +318,11 @@ impl Rates {
         if chunk.int8 == 0 || step.barriers == 0 {
             return Err("no product loop".to_string());
         }
+        Self::with_resources(chunk, assembly, kernel)
+    }
+
+    /// With what the kernel's descriptor says.
+    fn with_resources(chunk: Counts, assembly: &str, kernel: &str) -> Result<Self, String> {
         let descriptor = assembly.lines().skip_while(|line| line.trim() != format!(".amdhsa_kernel {kernel}"));
         let field = |name: &str| {
             let found = descriptor.clone().find_map(|line| line.trim().strip_prefix(name)?.trim().parse().ok());

@@ -8,6 +8,7 @@ use isobit_kernels::backend::DeviceFailure;
 use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
 use isobit_kernels::gpu::{Api, Gpu, Selector, hip, source_line};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ struct Programs {
     loaded: Vec<Loaded>,
     /// Program and index of the kernel in it.
     kernels: Vec<(usize, usize)>,
+    /// How often each instruction of a program was executed, by program and index of the kernel.
+    executed: BTreeMap<(usize, usize), Vec<u64>>,
 }
 
 /// An emulated card. Commands run at once.
@@ -82,6 +85,24 @@ impl Card {
     /// Instructions that its waves have executed so far.
     pub fn steps(&self) -> u64 {
         self.machine.borrow().steps
+    }
+
+    /// How often the waves of a kernel have executed each instruction so far, by its name, in all
+    /// programs that have such a kernel.
+    pub fn executed(&self, kernel: &str) -> BTreeMap<String, u64> {
+        let programs = self.programs.borrow();
+        let mut counts = BTreeMap::new();
+        for (&(program, entry), executed) in &programs.executed {
+            let program = &programs.loaded[program].program;
+            if program.kernels[entry].name != kernel {
+                continue;
+            }
+            for (origin, times) in program.origins.iter().zip(executed).filter(|(_, times)| **times > 0) {
+                let name = origin.text.split_whitespace().next().unwrap_or_default();
+                *counts.entry(name.to_string()).or_insert(0) += times;
+            }
+        }
+        counts
     }
 }
 
@@ -173,7 +194,7 @@ impl Runtime for Card {
     }
 
     fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
-        let programs = self.programs.borrow();
+        let programs = &mut *self.programs.borrow_mut();
         let &(program, entry) = programs.kernels.get(kernel.0 as usize).ok_or("no such kernel")?;
         let loaded = &programs.loaded[program];
         let kernel = &loaded.program.kernels[entry];
@@ -186,12 +207,17 @@ impl Runtime for Card {
             dynamic_bytes: dynamic,
             arguments: &segment(kernel, arguments)?,
         };
-        self.machine.borrow_mut().launch(&launch).map_err(|fault| {
+        let mut machine = self.machine.borrow_mut();
+        machine.launch(&launch).map_err(|fault| {
             let place = fault.origin.as_ref().and_then(|origin| origin.place.as_ref());
             let line = place.and_then(|place| source_line(&loaded.source, &place.file, place.line as usize));
             let quoted = line.map(|line| format!(" `{}`", line.trim())).unwrap_or_default();
             format!("{fault}{quoted}")
-        })
+        })?;
+        let executed = programs.executed.entry((program, entry)).or_default();
+        executed.resize(machine.executed.len(), 0);
+        executed.iter_mut().zip(&machine.executed).for_each(|(all, last)| *all += last);
+        Ok(())
     }
 
     fn has_mfma(&self) -> bool {

@@ -26,6 +26,8 @@ pub(crate) struct World<'a> {
     pub(crate) lane_order: &'a [usize],
     /// Instructions so far.
     pub(crate) steps: u64,
+    /// The same for each instruction of the program.
+    pub(crate) executed: &'a mut [u64],
 }
 
 /// Why a wave paused.
@@ -54,6 +56,9 @@ impl Wave {
                 return Err("the program runs past its end".to_string());
             };
             world.steps += 1;
+            if let Some(executed) = world.executed.get_mut(self.pc) {
+                *executed += 1;
+            }
             match self.step::<F>(instruction, world)? {
                 Next::Following => self.pc += 1,
                 Next::To(target) => self.pc = target,

@@ -43,6 +43,8 @@ pub(crate) struct Machine {
     lane_order: Vec<usize>,
     /// Instructions that waves have executed.
     pub(crate) steps: u64,
+    /// How often the last launch executed each instruction of its program.
+    pub(crate) executed: Vec<u64>,
 }
 
 /// A kernel with its launch parameters.
@@ -88,12 +90,22 @@ impl Launch<'_> {
 
 impl Machine {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { memory: Memory::new(seed), waves: Vec::new(), launches: 0, seed, lane_order: Vec::new(), steps: 0 }
+        Self {
+            memory: Memory::new(seed),
+            waves: Vec::new(),
+            launches: 0,
+            seed,
+            lane_order: Vec::new(),
+            steps: 0,
+            executed: Vec::new(),
+        }
     }
 
     /// Runs all groups.
     pub(crate) fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
         launch.check().map_err(|what| launch.fault(None, what))?;
+        self.executed.clear();
+        self.executed.resize(launch.program.code.len(), 0);
         self.launches += 1;
         if self.launches >= Tag::LAUNCHES_MAX {
             return Err(launch.fault(None, "more launches than the emulator counts".to_string()));
@@ -150,6 +162,7 @@ impl Machine {
                     seed: self.seed,
                     lane_order: &self.lane_order,
                     steps: 0,
+                    executed: &mut self.executed,
                 };
                 let paused = run(wave, &mut world).map_err(|what| launch.fault(Some(wave.pc), what));
                 self.steps += world.steps;

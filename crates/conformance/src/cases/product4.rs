@@ -75,6 +75,12 @@ struct Product4Case {
     scale_kind: Distribution,
 }
 
+/// A product of `m` rows and its gradient, for counts.
+pub fn product(m: usize, [n, k]: [usize; 2], group_size: usize, profile: Profile) -> impl Case {
+    let (kind, scale_kind) = (Distribution::Plain, Distribution::Plain);
+    Product4Case { segments: vec![0, m], n, k, group_size, shuffled: false, profile, kind, scale_kind }
+}
+
 impl Case for Product4Case {
     fn name(&self) -> String {
         format!("{self:?}")

@@ -178,6 +178,22 @@ fn code_objects_of_hiprtc() {
     }
 }
 
+/// A card knows what the waves of a kernel have executed.
+#[test]
+fn instructions_are_counted_by_kernel() {
+    if !available("emulated::instructions_are_counted_by_kernel", Toolchain::Assembly) {
+        return;
+    }
+    let (gpu, card) = Card::new(Settings::new(Architecture::Gfx906)).into_gpu().expect("a card");
+    let (x, mut y, before) = (gpu.upload(&[1.0f32; 300]), gpu.zeros::<f32>(300), card.steps());
+    gpu.run(Add { y: &mut y, a: &x, b: &x });
+    gpu.download(&y).expect("no fault");
+    let executed = card.executed("add_elements");
+    assert_eq!(executed.values().sum::<u64>(), card.steps() - before);
+    assert!(executed["s_endpgm"] > 0 && executed.keys().any(|name| name.starts_with("v_add_f32")), "{executed:?}");
+    assert!(card.executed("another").is_empty());
+}
+
 /// A card with edited kernels.
 fn edited(settings: Settings, [from, to]: [&'static str; 2]) -> Gpu {
     let (card, selector) = (Card::new(settings), Selector { api: Api::Hip, index: 0 });

@@ -53,6 +53,7 @@ impl Bench {
             seed: self.seed,
             lane_order: &order(self.seed, LANES),
             steps: 0,
+            executed: &mut [],
         };
         self.wave.run::<SoftFma>(&mut world)
     }
