@@ -26,6 +26,34 @@ fn a_program_without_mpi_is_not_one_of_several() {
     assert_eq!(train(&[("OMPI_COMM_WORLD_SIZE", "1"), ("SLURM_NTASKS", "8")]).code, 0);
 }
 
+/// Whatever is in the environment, a process that no launcher started trains alone.
+#[test]
+fn nonsense_in_a_launchers_variables_is_nobodys() {
+    let folder = Folder::new(Shape::TINY);
+    for (at, (name, value)) in
+        [("PMI_SIZE", "many"), ("OMPI_COMM_WORLD_SIZE", "-3"), ("SLURM_STEP_NUM_TASKS", "0"), ("PMI_SIZE", "")]
+            .into_iter()
+            .enumerate()
+    {
+        let output = format!("output_dir=out-{at}");
+        let mut command = folder.command(&["train", "config.toml", "-q", "--set", &output, "--set", "max_steps=1"]);
+        let ran = crate::model_folder::finished(command.env(name, value).output().expect("the program starts"));
+        assert_eq!(ran.code, 0, "{name}={value}: {}", ran.err);
+    }
+}
+
+/// Seconds are whole.
+#[test]
+fn a_timeout_in_parts_of_seconds_is_refused() {
+    let folder = Folder::new(Shape::TINY);
+    folder.put("config.toml", format!("rank_timeout = 1.5\n{}", folder.text("config.toml")));
+    let ran = folder.run(&["train", "config.toml"]);
+    ran.says(
+        2,
+        &["config.toml:1: `rank_timeout` must be a whole number, found", "1.5", "write a whole number", "seconds"],
+    );
+}
+
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn ranks() {

@@ -274,7 +274,12 @@ fn hint_for_type(key: &Key, value: &Value) -> String {
         Value::Text(text) if text.parse::<f64>().is_ok() => "remove the quotes".to_string(),
         Value::Text(text) if text == "true" || text == "false" => "remove the quotes".to_string(),
         Value::Text(text) if key.kind == ValueKind::Texts => format!("write [{text:?}]"),
-        Value::Number(number) if key.kind == ValueKind::Whole => format!("write {number} without a decimal point"),
+        Value::Number(number) if key.kind == ValueKind::Whole && number.to_string().parse::<i64>().is_ok() => {
+            format!("write {number} without a decimal point")
+        }
+        Value::Number(_) if key.kind == ValueKind::Whole => {
+            format!("write a whole number: `{}` is: {}", key.name, key.help)
+        }
         _ => format!("`{}` is: {}", key.name, key.help),
     }
 }

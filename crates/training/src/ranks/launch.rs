@@ -1,6 +1,9 @@
 //! Whether this process was started as one of several: what `mpirun`, `mpiexec` and `srun` leave in
 //! the environment. A program built without MPI must not take itself for the only one.
 
+/// BOUND: processes that a launcher starts.
+const PROCESSES_MAX: usize = 1 << 24;
+
 /// What the environment says about a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -20,7 +23,8 @@ impl Launch {
         // of one machine.
         const SIGNS: [(&str, &str); 2] = [("MPI_LOCALNRANKS", "mpiexec"), ("PMIX_RANK", "a launcher with PMIx")];
         let sized = SIZES.iter().find_map(|(name, launcher)| {
-            let size = variable(name)?.trim().parse().ok()?;
+            // No launcher starts no process, or more than this: then it is not a launcher's.
+            let size = variable(name)?.trim().parse().ok().filter(|size| (1..=PROCESSES_MAX).contains(size))?;
             Some(Self { launcher, size: Some(size) })
         });
         let sign = || SIGNS.iter().find(|(name, _)| variable(name).is_some());
@@ -50,6 +54,11 @@ mod tests {
             assert_eq!(of(&[(name, "3")]), Some(Launch { launcher, size: Some(3) }));
             assert!(of(&[(name, "3")]).is_some_and(|launch| launch.is_shared()));
             assert!(!of(&[(name, "1"), ("PMIX_RANK", "0")]).is_some_and(|launch| launch.is_shared()));
+        }
+        for nonsense in ["0", "-1", "many", "", "1e3", "99999999", "18446744073709551616", "2;rm"] {
+            for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"] {
+                assert_eq!(of(&[(name, nonsense)]), None, "{name}={nonsense}");
+            }
         }
         for name in ["PMIX_RANK", "MPI_LOCALNRANKS"] {
             assert!(of(&[(name, "1")]).is_some_and(|launch| launch.is_shared()), "the size is not known");
