@@ -179,11 +179,19 @@ impl<B: Backend> Gradients<B> {
     /// What [`Gradients::from_parts`] takes.
     pub fn to_parts(&self, backend: &B) -> Result<Vec<Vec<f32>>, DeviceFailure> {
         let parts = self.all.iter().chain(self.tied.as_ref().map(|(_, part)| part));
-        let numbers = |part: &Sum<B>| match &self.host {
+        parts.map(|part| self.to_host(backend, part)).collect()
+    }
+
+    /// The gradient of one tensor, copied to the host.
+    pub fn to_numbers(&self, backend: &B, id: ParameterId) -> Result<Vec<f32>, DeviceFailure> {
+        self.to_host(backend, &self.all[id.0])
+    }
+
+    fn to_host(&self, backend: &B, part: &Sum<B>) -> Result<Vec<f32>, DeviceFailure> {
+        match &self.host {
             None => backend.download(part.on_device()),
             Some(place) => place.host.download(part.on_host()),
-        };
-        parts.map(numbers).collect()
+        }
     }
 
     /// Of gradients on the device.

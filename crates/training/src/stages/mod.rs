@@ -271,10 +271,8 @@ impl Engine for Stages {
 
     fn combine(&self, gradients: &mut StageGradients) -> Result<(), StepError> {
         if self.tied && !gradients.combined {
-            let Answer::Parts(mut parts) = self.ask(self.last(), Command::Download { slot: gradients.slot })? else {
-                unreachable!("a download is answered with parts")
-            };
-            let head = parts.pop().unwrap_or_default();
+            let table = self.ask(self.last(), Command::DownloadTable { slot: gradients.slot })?;
+            let head = Self::numbers(vec![table]);
             self.ask(0, Command::CombineTable { slot: gradients.slot, head })?;
         }
         gradients.combined = true;

@@ -49,6 +49,10 @@ pub(crate) enum Command {
     Download {
         slot: Slot,
     },
+    /// Copy the gradient of the copy of a tied table to the host, in the last stage.
+    DownloadTable {
+        slot: Slot,
+    },
     Upload {
         slot: Slot,
         parts: Vec<Vec<f32>>,
@@ -202,6 +206,11 @@ impl<B: Backend> Worker<B> {
                 self.gradients.get_mut(&slot).expect(HELD).combine_with(&trainer.backend, id, &head);
             }
             Command::Download { slot } => return Ok(Answer::Parts(self.trainer.download(self.held(slot))?)),
+            Command::DownloadTable { slot } => {
+                let id = trainer.model.table_copy.expect("the last stage has a copy of a tied table");
+                let gradients = self.gradients.get(&slot).expect(HELD);
+                return Ok(Answer::Numbers(gradients.to_numbers(&trainer.backend, id).map_err(StepError::from)?));
+            }
             Command::Upload { slot, parts } => {
                 let gradients = trainer.upload(parts)?;
                 self.gradients.insert(slot, gradients);
