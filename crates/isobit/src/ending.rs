@@ -30,8 +30,8 @@ struct Ending {
     tokens: usize,
     from_step: u64,
     peak_bytes: u64,
-    /// Of the device's own memory, if it has any.
-    device_peak_bytes: Option<u64>,
+    /// The peak of the own memory of each device, by name, where it has any.
+    devices: Vec<(String, Option<u64>)>,
     summary: Summary,
     vocabulary: usize,
     ranks: usize,
@@ -76,7 +76,7 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
         tokens: console.tokens,
         from_step: console.from_step,
         peak_bytes: crate::bench::peak_resident_bytes(),
-        device_peak_bytes: console.device_peak_bytes,
+        devices: console.devices(),
         summary: Summary::of(&run.output_dir, vocabulary)?,
         vocabulary,
         ranks: 1,
@@ -115,8 +115,7 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     let early = if ending.early { ", stopped early" } else { "" };
     let resumed = if *from_step > 0 { format!(" ({from_step} before resuming)") } else { String::new() };
     let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s"));
-    let on_device = |bytes| format!(", {} on the device", size(bytes));
-    let device = ending.device_peak_bytes.map_or(String::new(), on_device);
+    let device = on_devices(&ending.devices);
     lines.push(format!(
         "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {}{device}",
         if *step == 1 { "update" } else { "updates" },
@@ -147,6 +146,16 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     lines.push(format!("  {what} {}", ending.hash));
     lines.push(format!("next: {}", next(run)));
     lines
+}
+
+/// `, 1.20 GiB on the device`, or the same of each device of a list by its name.
+fn on_devices(devices: &[(String, Option<u64>)]) -> String {
+    let with_memory = devices.iter().filter_map(|(name, bytes)| bytes.map(|bytes| (name, size(bytes))));
+    let one = |(name, bytes): (&String, String)| match devices {
+        [_] => format!(", {bytes} on the device"),
+        _ => format!(", {bytes} on {name}"),
+    };
+    with_memory.map(one).collect()
 }
 
 /// What is wrong with a run that ended without an error.
@@ -205,8 +214,17 @@ fn event(run: &Run, ending: &Ending) -> serde_json::Value {
         "best_eval_step": summary.best_eval.map(|measured| measured.step),
         "verdict": summary.verdict.name(),
     });
-    if let Some(bytes) = ending.device_peak_bytes {
-        event["device_peak_bytes"] = bytes.into();
+    match &ending.devices[..] {
+        [(_, bytes)] => {
+            if let Some(bytes) = bytes {
+                event["device_peak_bytes"] = (*bytes).into();
+            }
+        }
+        [] => {}
+        several => {
+            let one = |(name, bytes): &(String, Option<u64>)| json!({"device": name, "peak_bytes": bytes});
+            event["devices"] = several.iter().map(one).collect();
+        }
     }
     if ending.ranks > 1 {
         event["ranks"] = ending.ranks.into();
@@ -218,6 +236,17 @@ fn event(run: &Run, ending: &Ending) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_of_each_device_is_named() {
+        let all = |peaks: &[(&str, Option<u64>)]| -> Vec<(String, Option<u64>)> {
+            peaks.iter().map(|(name, bytes)| ((*name).to_string(), *bytes)).collect()
+        };
+        assert_eq!(on_devices(&all(&[("cpu", None)])), "");
+        assert_eq!(on_devices(&all(&[("cuda:0", Some(3 << 29))])), ", 1.50 GiB on the device");
+        let list = all(&[("cuda:0", Some(1 << 30)), ("cpu", None), ("cuda:1", Some(2 << 30))]);
+        assert_eq!(on_devices(&list), ", 1.00 GiB on cuda:0, 2.00 GiB on cuda:1");
+    }
 
     #[test]
     fn paths_as_a_shell_takes_them() {

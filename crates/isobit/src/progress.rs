@@ -43,8 +43,8 @@ pub(crate) struct Console<'a> {
     pub(crate) from_step: u64,
     /// Seconds spent waiting for other ranks.
     pub(crate) communication: f64,
-    /// Of the device's own memory, if it has any.
-    pub(crate) device_peak_bytes: Option<u64>,
+    /// Of each device's own memory, where it has any.
+    pub(crate) device_peaks: Vec<Option<u64>>,
     warned: bool,
     /// Whether an event could not be written.
     events_lost: Cell<bool>,
@@ -135,7 +135,7 @@ impl<'a> Console<'a> {
             tokens: 0,
             from_step: 0,
             communication: 0.0,
-            device_peak_bytes: None,
+            device_peaks: Vec::new(),
             warned: false,
             events_lost,
             page: None,
@@ -143,6 +143,11 @@ impl<'a> Console<'a> {
             needs_receipt: false,
             audit: None,
         }
+    }
+
+    /// The devices by name, with the peak of their own memory where they have any.
+    pub(crate) fn devices(&self) -> Vec<(String, Option<u64>)> {
+        self.device.split(',').map(ToString::to_string).zip(self.device_peaks.iter().copied()).collect()
     }
 
     /// With audits, if there are any.
@@ -237,7 +242,8 @@ impl Watch for Console<'_> {
         }
         if self.talk == Talk::Bar {
             let rate = self.tokens as f64 / self.seconds_of_training().max(1e-9);
-            let memory = size(self.device_peak_bytes.unwrap_or_else(crate::bench::peak_resident_bytes));
+            let on_devices = self.device_peaks.iter().flatten().copied().max();
+            let memory = size(on_devices.unwrap_or_else(crate::bench::peak_resident_bytes));
             let (loss, eta) = (report.loss, self.eta(step));
             self.bar.set_position(step);
             self.bar
@@ -265,8 +271,8 @@ impl Watch for Console<'_> {
         self.environment.clone()
     }
 
-    fn device_memory(&mut self, bytes_peak: u64) {
-        self.device_peak_bytes = Some(bytes_peak);
+    fn device_memory(&mut self, bytes_peak: &[Option<u64>]) {
+        self.device_peaks = bytes_peak.to_vec();
     }
 
     fn communicated(&mut self, seconds: f64) {

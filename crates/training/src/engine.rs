@@ -78,11 +78,9 @@ pub trait Engine {
     /// Overwrites a tensor.
     fn write(&mut self, tensor: usize, which: Stored, values: Vec<f32>) -> Result<(), StepError>;
 
-    /// Peak bytes of a device's own memory so far. None if there is none, or if several devices
-    /// compute.
-    fn device_peak_bytes(&self) -> Option<u64> {
-        None
-    }
+    /// Peak bytes of each device's own memory so far, in the order of the list; None where a device
+    /// has none.
+    fn device_peaks(&self) -> Result<Vec<Option<u64>>, StepError>;
 
     /// The gradients of an update, and the sum of its losses.
     fn gradients(

@@ -44,8 +44,8 @@ pub trait Watch {
     fn step(&mut self, _step: u64, _report: &StepReport, _learning_rate: f64) {}
     /// Seconds of the step before that were spent waiting for other ranks.
     fn communicated(&mut self, _seconds: f64) {}
-    /// Peak bytes of the device's own memory so far, if it has any.
-    fn device_memory(&mut self, _bytes_peak: u64) {}
+    /// Peak bytes of each device's own memory so far, where it has any.
+    fn device_memory(&mut self, _bytes_peak: &[Option<u64>]) {}
     /// A line was appended to the metrics.
     fn logged(&mut self, _record: &Record) {}
     fn evaluated(&mut self, _step: u64, _evaluation: &Evaluation, _best: bool) {}
@@ -318,9 +318,7 @@ fn steps<E: Engine>(
         state.progress.loss_sum += report.loss;
         state.progress.loss_count += 1;
         since_log.add(&report, watch.seconds() - begun, (!team.is_alone()).then_some(waited));
-        if let Some(bytes) = state.engine.device_peak_bytes() {
-            watch.device_memory(bytes);
-        }
+        watch.device_memory(&state.engine.device_peaks()?);
         watch.step(step, &report, learning_rate);
         watch.communicated(waited);
         if step.is_multiple_of(run.training.logging_steps.max(1)) || step == total {

@@ -346,8 +346,8 @@ impl<B: Backend> Engine for Trainer<B> {
         Ok(())
     }
 
-    fn device_peak_bytes(&self) -> Option<u64> {
-        self.backend.device_peak_bytes()
+    fn device_peaks(&self) -> Result<Vec<Option<u64>>, StepError> {
+        Ok(vec![self.backend.device_peak_bytes()])
     }
 
     fn digests(&self) -> Result<Vec<Digest>, StepError> {

@@ -144,8 +144,8 @@ impl<B: Backend> Engine for Alone<B> {
         Ok(schedule::evaluate(&self.trainer, &rows[range], first_row, how, &links)?)
     }
 
-    fn device_peak_bytes(&self) -> Option<u64> {
-        self.trainer.device_peak_bytes()
+    fn device_peaks(&self) -> Result<Vec<Option<u64>>, StepError> {
+        self.trainer.device_peaks()
     }
 
     fn read(&self, tensor: usize, which: Stored) -> Result<Vec<f32>, StepError> {

@@ -378,6 +378,14 @@ impl Engine for Stages {
         Ok(evaluated)
     }
 
+    fn device_peaks(&self) -> Result<Vec<Option<u64>>, StepError> {
+        let peak = |answer| match answer {
+            Answer::Peak(bytes) => bytes,
+            _ => unreachable!("a question for a peak is answered with one"),
+        };
+        Ok(self.ask_all(|_| Command::Peak)?.into_iter().map(peak).collect())
+    }
+
     fn read(&self, tensor: usize, which: Stored) -> Result<Vec<f32>, StepError> {
         let (stage, tensor) = self.places[tensor];
         Ok(Self::numbers(vec![self.ask(stage, Command::Read { tensor, which })?]))

@@ -87,6 +87,8 @@ pub(crate) enum Command {
     WriteTable {
         values: Vec<f32>,
     },
+    /// The peak of the memory of its device.
+    Peak,
     Free {
         slot: Slot,
     },
@@ -111,6 +113,8 @@ pub(crate) enum Answer {
     Digests(Vec<TensorDigests>),
     /// The gradients of its tensors, the copy of a tied table last.
     Parts(Vec<Vec<f32>>),
+    /// None if its device has no memory of its own.
+    Peak(Option<u64>),
 }
 
 pub(crate) enum Reply {
@@ -231,6 +235,7 @@ impl<B: Backend> Worker<B> {
             Command::Read { tensor, which } => return Ok(Answer::Numbers(trainer.read(tensor, which)?)),
             Command::Write { tensor, which, values } => trainer.write(tensor, which, values)?,
             Command::WriteTable { values } => trainer.write_table(&values),
+            Command::Peak => return Ok(Answer::Peak(trainer.backend.device_peak_bytes())),
             Command::Free { .. } => {}
         }
         Ok(Answer::Done)

@@ -133,7 +133,7 @@ fn the_plan_is_what_a_device_reports() {
             let counting = Counting::new(gpu.clone());
             drop(train(counting.clone(), model, &Shapes::Of(&source), &settings, &step));
             let real = train(gpu, model, &source, &settings, &step);
-            let reported = real.device_peak_bytes().expect("a device has memory") as usize;
+            let reported = real.backend.device_peak_bytes().expect("a device has memory") as usize;
             let planned = counting.bytes_peak();
             let apart = reported.abs_diff(planned);
             assert!(apart * 100 <= planned * 3, "{model}: {reported} bytes reported, {planned} planned");
