@@ -114,11 +114,6 @@ fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {
 /// its own, so the list must be there, and it cannot tell a device that is listed twice.
 fn device_layers(top: &Table<'_>, devices: &[Device]) -> Result<Vec<u32>, Error> {
     let Some(entry) = top.get("device_map") else { return Ok(Vec::new()) };
-    let listed = top.get("device");
-    if entry.rank == 0 && listed.is_some_and(|listed| listed.rank > 0) {
-        // The command line names other devices than the file: its map is not theirs.
-        return Ok(Vec::new());
-    }
     let list = "name the devices in order: device = [\"cuda:0\", \"cpu\"]";
     if devices.len() < 2 {
         return Err(entry.invalid("`device` is not a list of devices", list));
@@ -174,10 +169,6 @@ fn offload(top: &Table<'_>) -> Result<Offload, Error> {
     let all_on_cpu = if by_rank.is_empty() { on_cpu(&devices(top)?) } else { by_rank.iter().all(|of| on_cpu(of)) };
     if offload.is_none() || !all_on_cpu {
         return Ok(offload);
-    }
-    if entry.rank == 0 && top.get("device").is_some_and(|device| device.rank > 0) {
-        // The command line names another device than the file.
-        return Ok(Offload::NONE);
     }
     Err(entry.invalid("the CPU computes in host memory already", "leave it out, or name a card: device = \"cuda:0\""))
 }

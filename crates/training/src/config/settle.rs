@@ -3,7 +3,7 @@
 //! earlier one. This happens once, when all arguments are known, so that their order decides
 //! nothing else.
 
-use super::key::Section::{self, Adapter, Eval, Training};
+use super::key::Section::{self, Adapter, Eval, Top, Training};
 use super::low::{Entry, Low};
 use super::value::Value;
 
@@ -12,15 +12,20 @@ type Side = (Section, &'static str, fn(&Value) -> bool);
 
 /// Of two keys that cannot both hold, the later one stays. With `OneWay` only the first can
 /// displace the second: the other way round nothing sensible would be left (`min_lr` alone does not
-/// determine a schedule).
+/// determine a schedule). With `OverFile` the second goes only if it stands in the file: as an
+/// argument it was typed for the first.
 enum Rule {
     Both(Side, Side),
     OneWay(Side, Side),
+    OverFile(Side, Side),
 }
-use Rule::{Both, OneWay};
+use Rule::{Both, OneWay, OverFile};
 
 /// Causes come before their consequences.
 const RULES: &[Rule] = &[
+    OneWay((Top, "device", always), (Top, "devices_by_rank", always)),
+    OverFile((Top, "device", always), (Top, "device_map", always)),
+    OverFile((Top, "device", is_cpu_alone), (Top, "offload", is_not_none)),
     Both((Eval, "path", always), (Eval, "val_set_size", not_zero)),
     Both((Eval, "eval_strategy", is_not_steps), (Eval, "eval_steps", always)),
     OneWay((Eval, "eval_strategy", is_no), (Training, "load_best_model_at_end", is_on)),
@@ -50,6 +55,11 @@ pub(super) fn settle(low: &mut Low) -> Vec<String> {
         match *rule {
             Both(one, other) => displace(low, one, other, true, &mut notes),
             OneWay(one, other) => displace(low, one, other, false, &mut notes),
+            OverFile(one, other) => {
+                if counted(low, other).is_some_and(|entry| entry.rank == 0) {
+                    displace(low, one, other, false, &mut notes);
+                }
+            }
         }
     }
     if counted(low, (Eval, "path", always)).is_none() {
@@ -104,6 +114,21 @@ fn always(_: &Value) -> bool {
 
 fn text(value: &Value) -> &str {
     if let Value::Text(text) = value { text } else { "" }
+}
+
+fn texts(value: &Value) -> Vec<&str> {
+    match value {
+        Value::List(all) => all.iter().map(text).collect(),
+        one => vec![text(one)],
+    }
+}
+
+fn is_cpu_alone(value: &Value) -> bool {
+    texts(value).iter().all(|name| *name == "cpu")
+}
+
+fn is_not_none(value: &Value) -> bool {
+    texts(value) != ["none"]
 }
 
 fn is_no(value: &Value) -> bool {

@@ -244,6 +244,44 @@ fn arguments_take_out_what_contradicts_them() {
     assert!(with(LEAST, &["min_lr_rate=0.1"]).is_err());
 }
 
+/// The devices of an argument are not those of the file: what belongs to these goes, with a note.
+#[test]
+fn a_device_displaces_what_was_written_for_others() {
+    let keys = "device = [\"cuda:0\", \"cpu\"]\ndevice_map = [1, 1]\noffload = [\"weights\"]\n";
+    let by_rank = "devices_by_rank = [\"cuda:0\", \"cuda:1\"]\n";
+    let all = format!("{keys}{by_rank}{LEAST}");
+    let cases: &[(&[&str], &str, usize)] = &[
+        (&["device=cpu"], "device = \"cpu\"\n", 3),
+        (&["device=cpu,cpu"], "device = [\"cpu\", \"cpu\"]\n", 3),
+        (&["device=cuda:1"], "device = \"cuda:1\"\noffload = [\"weights\"]\n", 2),
+        (&["device=hip:0,cpu"], "device = [\"hip:0\", \"cpu\"]\noffload = [\"weights\"]\n", 2),
+        (
+            &["device=hip:0,cpu", "device_map=[3, 4]"],
+            "device = [\"hip:0\", \"cpu\"]\ndevice_map = [3, 4]\noffload = [\"weights\"]\n",
+            1,
+        ),
+        (
+            &["device_map=[3, 4]", "device=hip:0,cpu"],
+            "device = [\"hip:0\", \"cpu\"]\ndevice_map = [3, 4]\noffload = [\"weights\"]\n",
+            1,
+        ),
+        (&["devices_by_rank=[\"cpu\"]", "device=hip:0"], "device = \"hip:0\"\noffload = \"weights\"\n", 2),
+    ];
+    for (sets, expected, gone) in cases {
+        assert_eq!(with(&all, sets), with(&format!("{expected}{LEAST}"), &[]), "{sets:?}");
+        assert_eq!(notes(&all, sets).len(), *gone, "{sets:?}");
+    }
+    let later = with(&all, &["device=hip:0", "devices_by_rank=[\"cpu\", \"cpu\"]"]);
+    assert!(later.is_err(), "nothing is offloaded from the CPU");
+    assert_eq!(
+        notes(&all, &["device=cpu"])[0],
+        "--set device=cpu overrides `devices_by_rank = [\"cuda:0\", \"cuda:1\"]` (run.toml:4)"
+    );
+    // Typed together, they are a mistake.
+    assert!(with(LEAST, &["device=cpu", "offload=weights"]).is_err());
+    assert!(with(&format!("device = \"cpu\"\noffload = [\"weights\"]\n{LEAST}"), &[]).is_err());
+}
+
 #[test]
 fn faults_are_named_with_place_and_remedy() {
     let text = |added: &str| format!("{LEAST}{added}");
