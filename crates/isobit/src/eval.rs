@@ -7,6 +7,7 @@ use crate::failure::failed;
 use crate::model;
 use crate::split::Split;
 use crate::stderr::tell;
+use isobit_autograd::Offload;
 use isobit_kernels::Backend;
 use isobit_models::peft;
 use isobit_training::config::{self, EvalRows, Run};
@@ -32,7 +33,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", required_unless_present = "config", num_args = 1..)]
     data: Vec<PathBuf>,
     /// Config of a run: read data as the run does (fields, masks, length, template variables,
-    /// date), with its profile
+    /// date), with its profile, on its devices
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Truncate longer examples to this many tokens [default: 1024]
@@ -82,8 +83,6 @@ impl Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let names: Vec<&str> = arguments.options.device.split(',').map(str::trim).collect();
-    let devices = Chosen::parse_list(&names, arguments.options.threads)?;
     let run = match &arguments.config {
         Some(path) => Some(config::read(path, &[]).map_err(|error| failed(&error.into()))?.run),
         None => None,
@@ -95,18 +94,41 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let (None, Some(run)) = (&model.options.profile, &run) {
         model.options.profile = Some(run.profile.name().to_string());
     }
+    let place = Place::of(&arguments.options, run.as_ref())?;
     let rows = rows(arguments, folder, run.as_ref())?;
     let quiet = arguments.options.quiet || arguments.json;
     let work = Evaluating { arguments, model: &model, rows: &rows };
-    let (device, evaluation) = if let [chosen] = &devices[..] {
-        (chosen.name(), on_device(chosen, quiet, work)??)
-    } else {
-        // The map of a config is for its own list.
-        let own = |run: &&Run| run.devices.iter().map(ToString::to_string).eq(names.iter().map(ToString::to_string));
-        let layers = run.as_ref().filter(own).map_or(&[][..], |run| &run.device_layers);
-        work.divided(devices, layers, quiet)?
+    let (device, evaluation) = match &place.devices[..] {
+        [chosen] if place.opening.offload.is_none() => (chosen.name(), on_device(chosen, quiet, work)??),
+        _ => work.divided(place, quiet)?,
     };
     print(arguments, &device, &evaluation).map_err(|error| Failure::output(&error))
+}
+
+/// Where to evaluate: what the command line names, or else where the run of the config trains.
+struct Place {
+    devices: Vec<Chosen>,
+    /// Layers of each; empty: equal numbers.
+    layers: Vec<u32>,
+    opening: Opening,
+}
+
+impl Place {
+    fn of(options: &model::Options, run: Option<&Run>) -> Result<Self, Failure> {
+        let of_config = run.map(|run| run.devices.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let typed = options.device.as_ref();
+        let typed = typed.map(|list| list.split(',').map(|name| name.trim().to_string()).collect::<Vec<_>>());
+        // The map of a config is for its own list, and so is what it offloads.
+        let own = run.filter(|_| typed.is_none() || typed == of_config);
+        let names = typed.or(of_config).unwrap_or_else(|| vec!["cpu".to_string()]);
+        let threads = options.threads.or(run.map(|run| run.threads as usize)).unwrap_or(0);
+        let devices = Chosen::parse_list(&names.iter().map(String::as_str).collect::<Vec<_>>(), threads)?;
+        let on_card = devices.iter().any(|device| matches!(device, Chosen::Gpu(_)));
+        let weights = on_card && own.is_some_and(|run| run.offload.weights);
+        let offload = Offload { weights, ..Offload::NONE };
+        let opening = Opening { offload, threads: Chosen::host_threads(threads)?, ..Opening::PLAIN };
+        Ok(Self { devices, layers: own.map_or(Vec::new(), |run| run.device_layers.clone()), opening })
+    }
 }
 
 fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<Row>, Failure> {
@@ -188,14 +210,14 @@ impl Evaluating<'_> {
         evaluation.map_err(|error| failed(&error.into()))
     }
 
-    /// With the layers divided among devices: `layers` each, or equal numbers.
-    fn divided(&self, devices: Vec<Chosen>, layers: &[u32], quiet: bool) -> Result<(String, Evaluation), Failure> {
+    /// With the layers divided among devices, or their weights on the host.
+    fn divided(&self, place: Place, quiet: bool) -> Result<(String, Evaluation), Failure> {
         let opened = self.model.open(self.longest(), true)?;
-        let split = Split::new(devices, layers, &opened.config)?;
+        let split = Split::new(place.devices, &place.layers, &opened.config)?;
         if !quiet {
             tell(&format!("devices: {}", split.described()));
         }
-        let stages = split.stages(|_| Opening::PLAIN)?;
+        let stages = split.stages(|_| place.opening.clone())?;
         std::thread::scope(|scope| {
             let made = opened.while_checked(|| {
                 let model = Divided { config: &opened.config, source: &opened.weights };

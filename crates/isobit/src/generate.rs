@@ -204,7 +204,8 @@ impl<'a, W: Write> Stream<'a, W> {
 
 /// Checks the arguments shared by `generate` and `chat`, and opens the tokenizer and template.
 pub(crate) fn open(model: &model::Arguments, sampling: &SamplingArguments) -> Result<(Chosen, Texts), Failure> {
-    let chosen = Chosen::parse(&model.options.device, model.options.threads)?;
+    let device = model.options.device.as_deref().unwrap_or("cpu");
+    let chosen = Chosen::parse(device, model.options.threads.unwrap_or(0))?;
     sampling.rule()?;
     Ok((chosen, Texts::open(model).map_err(|error| failed(&error))?))
 }

@@ -33,12 +33,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
     /// Device: cpu, opencl:N, cuda:N, hip:N, or auto for the first card that works, else the CPU;
-    /// `eval` also takes a list that divides the layers: cuda:0,cpu
-    #[arg(long, default_value = "cpu")]
-    pub(crate) device: String,
-    /// Number of threads; 0 means all cores
-    #[arg(long, default_value_t = 0)]
-    pub(crate) threads: usize,
+    /// `eval` also takes a list that divides the layers: cuda:0,cpu [default: cpu, or the device of
+    /// `eval --config`]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// Number of threads; 0 means all cores [default: 0, or that of `eval --config`]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
     /// Slice product profile: x2 or x3 [default: x2]
     #[arg(long)]
     pub(crate) profile: Option<String>,

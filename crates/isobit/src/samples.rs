@@ -89,8 +89,8 @@ fn made(run: &Run) -> Result<Vec<Sample>, Failure> {
         model,
         options: Options {
             adapter,
-            device: device.to_string(),
-            threads: run.threads as usize,
+            device: Some(device.to_string()),
+            threads: Some(run.threads as usize),
             profile: Some(run.profile.name().to_string()),
             template_var: Vec::new(),
             quiet: true,

@@ -60,14 +60,8 @@ fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, Path
 
 /// A model and its adapter, as `eval` would open them.
 fn open(base: PathBuf, adapter: Option<PathBuf>) -> Result<(model::Arguments, model::Opened), Failure> {
-    let options = model::Options {
-        adapter,
-        device: "cpu".to_string(),
-        threads: 0,
-        profile: None,
-        template_var: Vec::new(),
-        quiet: true,
-    };
+    let options =
+        model::Options { adapter, device: None, threads: None, profile: None, template_var: Vec::new(), quiet: true };
     let arguments = model::Arguments { model: base, options };
     let opened = arguments.open_to_copy()?;
     Ok((arguments, opened))
