@@ -137,7 +137,8 @@ fn settle(
     found
 }
 
-/// Settings that take less time: nothing recomputed, then larger micro-batches.
+/// Settings that take less time: nothing recomputed, then larger micro-batches. A list of devices
+/// needs many micro-batches to keep all of them busy, so it is left with those it has.
 fn faster(run: &Run) -> Vec<Change> {
     let mut changes = Vec::new();
     let rows = run.rows_per_update();
@@ -146,7 +147,8 @@ fn faster(run: &Run) -> Vec<Change> {
     changes.extend(policies.map(|policy| Change::of(run).policy(policy).because("less is recomputed")));
     let larger = [rows, rows / 2, rows / 4];
     let divides = |size: &u64| *size > together && *size > 0 && rows.is_multiple_of(*size);
-    if let Some(size) = larger.into_iter().find(divides).filter(|_| run.training.gradient_groups == 1) {
+    let may_be_larger = run.training.gradient_groups == 1 && run.devices.len() == 1;
+    if let Some(size) = larger.into_iter().find(divides).filter(|_| may_be_larger) {
         changes.push(Change::of(run).micro_batch(size).because("fewer, larger products: faster if rows are short"));
     }
     if !run.offload.is_none() && on_card(run) {
