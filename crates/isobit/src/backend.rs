@@ -4,10 +4,10 @@ use crate::Failure;
 use crate::stderr::tell;
 use isobit_autograd::Offload;
 use isobit_kernels::cpu::pool::THREADS_MAX;
-use isobit_kernels::gpu::{self, Api, Selector};
+use isobit_kernels::gpu::{self, Api, MemoryLimit, Selector};
 use isobit_kernels::{Backend, Cpu, CpuError, Device, Gpu, Path};
 use isobit_training::stages::{Open, Stage};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 pub(crate) const HINT: &str = "`isobit devices` lists what this machine has";
 
@@ -22,10 +22,10 @@ pub(crate) enum Chosen {
 }
 
 /// How a card is used.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Opening {
     /// Most bytes of its memory.
-    pub(crate) limit: Option<u64>,
+    pub(crate) limit: Option<Arc<MemoryLimit>>,
     /// What is in host memory instead.
     pub(crate) offload: Offload,
     /// Of the host, for what is computed there.
@@ -106,8 +106,8 @@ impl Chosen {
             }
             Self::Gpu(selector) => Box::new(move |stage: Stage<'_>| {
                 let gpu = Gpu::open(selector)?;
-                if let Some(bytes) = how.limit {
-                    gpu.limit_memory(bytes);
+                if let Some(limit) = &how.limit {
+                    gpu.limit_memory(limit);
                 }
                 stage.with_offload(how.offload, how.threads).run(gpu);
                 Ok(())
@@ -217,7 +217,7 @@ pub(crate) fn on_limited_device<J: Job>(
             let gpu = Gpu::open(selector).map_err(|failure| Failure::device(failure.to_string(), HINT))?;
             say(&gpu.name());
             if let Some(bytes) = limit {
-                gpu.limit_memory(bytes);
+                gpu.limit_memory(&Arc::new(MemoryLimit::new(bytes)));
             }
             Ok(job.run(gpu))
         }

@@ -5,6 +5,7 @@ use crate::Failure;
 use crate::advice;
 use crate::backend::{Chosen, open_cpu};
 use crate::failure::failed;
+use crate::memory_limits;
 use crate::overhead;
 use crate::units::size;
 use isobit_autograd::{Offload, Policy};
@@ -35,7 +36,7 @@ pub(crate) struct MemoryFit {
     /// None if the run is too large to count: `needed` is then a lower bound.
     pub(crate) plan: Option<MemoryPlan>,
     pub(crate) device: String,
-    /// Bytes that the device must hold, with those beside the plan.
+    /// Bytes that the device must hold, with those beside the plan unless only buffers are limited.
     pub(crate) needed: u64,
     /// Bytes beside the plan: of the process on the host, of the driver on a card.
     pub(crate) overhead: u64,
@@ -52,25 +53,29 @@ pub(crate) struct MemoryFit {
 /// What a command line says of devices, in place of what they say of themselves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Given {
-    /// One for all devices, or one for each.
+    /// What `--memory` says: one for all devices, or one for each.
     pub(crate) memories: Vec<u64>,
+    /// Whether the run is to start here, so that a card must also have what it needs.
+    pub(crate) starts_here: bool,
     /// Cards by name, at their places in the list of devices.
     pub(crate) cards: Vec<Option<&'static NamedCard>>,
 }
 
 impl Given {
     pub(crate) fn memory(bytes: Option<u64>) -> Self {
-        Self { memories: bytes.into_iter().collect(), cards: Vec::new() }
+        Self { memories: bytes.into_iter().collect(), ..Self::default() }
     }
 
-    pub(crate) fn memories(bytes: &[u64]) -> Self {
-        Self { memories: bytes.to_vec(), cards: Vec::new() }
+    /// For a run that is about to start.
+    pub(crate) fn of_run(memories: &[u64]) -> Self {
+        Self { memories: memories.to_vec(), starts_here: true, cards: Vec::new() }
     }
 
-    /// The memory of the device at a place of the list.
-    fn available(&self, at: usize) -> Option<Available> {
-        let bytes = self.memories.get(at).or(self.memories.first());
-        bytes.map(|bytes| Available { bytes: *bytes, of: "--memory".to_string() })
+    /// The memory of the device at a place of the list. That of a card is for buffers alone.
+    fn available(&self, devices: &[Chosen], at: usize) -> Option<Available> {
+        let of_buffers = matches!(devices[at], Chosen::Gpu(_));
+        let bytes = memory_limits::of_entry(&self.memories, devices, at);
+        bytes.map(|bytes| Available { bytes, of: memory_limits::NAME.to_string(), of_buffers })
     }
 
     fn card(&self, at: usize) -> Option<&'static NamedCard> {
@@ -112,10 +117,13 @@ impl HostFit {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct Available {
     pub(crate) bytes: u64,
     /// The source of the figure.
     pub(crate) of: String,
+    /// Whether it limits buffers, and not all that a device has.
+    pub(crate) of_buffers: bool,
 }
 
 /// The free memory of this machine, for each of its ranks.
@@ -124,9 +132,9 @@ pub(crate) fn free(ranks_here: usize) -> Option<Available> {
 }
 
 /// The same for a process that maps so many bytes without using as much memory.
-fn free_beside(mapped: u64, ranks_here: usize) -> Option<Available> {
+pub(crate) fn free_beside(mapped: u64, ranks_here: usize) -> Option<Available> {
     free_memory_beside(mapped).map(|free| {
-        let mut available = Available { bytes: free.bytes, of: free.of.to_string() };
+        let mut available = Available { bytes: free.bytes, of: free.of.to_string(), of_buffers: false };
         available.share(ranks_here);
         available
     })
@@ -226,7 +234,8 @@ pub(crate) fn with_way_out(refusal: Failure) -> Failure {
 
 /// Plans a run for its device: one of this machine, or any device whose memory or name is given.
 pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<MemoryFit, Failure> {
-    let device = planned(&Chosen::of(run)?, given, 0, ranks)?;
+    memory_limits::check(&given.memories, 1)?;
+    let device = planned(&[Chosen::of(run)?], 0, given, ranks)?;
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let together = evaluated(run).max(run.training.micro_batch_size as usize) as u64;
     let tokens = together * u64::from(run.training.max_seq_length);
@@ -235,7 +244,7 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
     let bound = device.available.as_ref().map(|available| available.bytes);
     // Offloaded activations are bounded by the memory of the host.
     let bound = bound.filter(|_| on_host || !run.offload.activations).unwrap_or(UNKNOWN_MAX);
-    let Planned { kind, name, mut available, is_here, is_estimate } = device;
+    let Planned { kind, name, mut available, own, is_here, is_estimate } = device;
     if tokens > TOKENS_MAX || least > bound {
         let (plan, host, overhead, needed) = (None, None, 0, least);
         return Ok(MemoryFit { plan, device: name, needed, overhead, on_host, available, host, is_estimate });
@@ -246,8 +255,9 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
             let plan = plan(run, &model, cpu, Offload::NONE, ranks).map_err(|error| failed(&error))?;
             let overhead = overhead::of_process(run, model.vocabulary, threads, plan.bytes_on_host() as u64);
             if given.memories.is_empty() {
-                let mapped = overhead::of_address_space(run, threads).saturating_add(plan.bytes_save as u64);
-                available = free_beside(mapped, ranks.here);
+                let needed = (plan.bytes_on_host() + plan.bytes_ranks) as u64 + overhead;
+                let mapped = overhead::of_weight_files(run);
+                available = free_beside(overhead::of_address_space(run, mapped, threads, needed), ranks.here);
             }
             (plan, None, overhead)
         }
@@ -258,13 +268,30 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
             let largest = plans.into_iter().max_by_key(|plan| plan.bytes_peak);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
             let host = HostFit::of(&plan, run.offload, ranks, is_here);
-            let overhead = overhead::of_driver(selector.api, &plan);
+            let overhead = overhead::of_driver(selector.api, std::iter::once(&plan));
             (plan, host, overhead)
         }
     };
     let counted = if on_host { plan.bytes_on_host() + plan.bytes_ranks } else { plan.bytes_peak };
-    let needed = counted as u64 + overhead;
+    let (needed, available) = against(counted as u64, overhead, available, own);
     Ok(MemoryFit { plan: Some(plan), device: name, needed, overhead, on_host, available, host, is_estimate })
+}
+
+/// What is needed, and which memory must hold it: `--memory` holds buffers alone, the memory of a
+/// device also what is beside them. If both are limits, the one that is exceeded counts.
+pub(crate) fn against(
+    counted: u64,
+    beside: u64,
+    available: Option<Available>,
+    own: Option<Available>,
+) -> (u64, Option<Available>) {
+    let all = counted.saturating_add(beside);
+    let only_buffers = available.as_ref().is_some_and(|available| available.of_buffers);
+    let exceeds = available.as_ref().is_some_and(|available| counted > available.bytes);
+    match own.filter(|own| only_buffers && !exceeds && all > own.bytes) {
+        Some(own) => (all, Some(own)),
+        None => (if only_buffers { counted } else { all }, available),
+    }
 }
 
 /// What a plan needs to know about a device. No device is opened: that takes longer than the plan.
@@ -272,6 +299,8 @@ pub(crate) struct Planned {
     pub(crate) kind: PlannedDevice,
     pub(crate) name: String,
     pub(crate) available: Option<Available>,
+    /// The memory of a card in which a limited run is about to start.
+    pub(crate) own: Option<Available>,
     /// Whether it is in this machine.
     pub(crate) is_here: bool,
     /// Whether plans were never compared with the memory of such a device.
@@ -290,50 +319,56 @@ pub(crate) enum PlannedDevice {
 }
 
 /// The device at a place of the list.
-pub(crate) fn planned(chosen: &Chosen, given: &Given, at: usize, ranks: Ranks) -> Result<Planned, Failure> {
-    let selector = match *chosen {
+pub(crate) fn planned(devices: &[Chosen], at: usize, given: &Given, ranks: Ranks) -> Result<Planned, Failure> {
+    let said = given.available(devices, at);
+    let selector = match devices[at] {
         Chosen::Cpu { threads } => {
-            let (name, available) = ("the CPU".to_string(), given.available(at).or_else(|| free(ranks.here)));
+            let (name, available) = ("the CPU".to_string(), said.or_else(|| free(ranks.here)));
             let kind = PlannedDevice::Cpu { threads };
-            return Ok(Planned { kind, name, available, is_here: true, is_estimate: false });
+            return Ok(Planned { kind, name, available, own: None, is_here: true, is_estimate: false });
         }
         Chosen::Gpu(selector) => selector,
     };
     if let Some(card) = given.card(at) {
-        return Ok(named(card, selector, given, at));
+        return Ok(named(card, selector, said, (given.cards.len() > 1).then_some(at + 1)));
     }
     let listed = gpu::list(selector.api).map(|all| all.into_iter().nth(selector.index));
     let is_here = matches!(listed, Ok(Some(_)));
-    let (name, architectures, available) = match (listed, given.available(at)) {
-        (Ok(Some(listing)), given) => {
-            let memory = (listing.memory > 0).then_some(Available { bytes: listing.memory, of: listing.name });
-            (selector.to_string(), vec![listing.architecture], given.or(memory))
+    let mut own = None;
+    let (name, architectures, available) = match (listed, said) {
+        (Ok(Some(listing)), said) => {
+            let memory = Available { bytes: listing.memory, of: listing.name, of_buffers: false };
+            let memory = Some(memory).filter(|memory| memory.bytes > 0);
+            own = memory.clone().filter(|_| given.starts_here && said.is_some());
+            (selector.to_string(), vec![listing.architecture], said.or(memory))
         }
-        (_, given @ Some(_)) => {
+        (_, said @ Some(_)) => {
             let architectures = if selector.api == Api::Cuda { vec![None, Some(HOPPER)] } else { vec![None] };
-            (format!("{selector}, which is not in this machine"), architectures, given)
+            (format!("{selector}, which is not in this machine"), architectures, said)
         }
         (listed, None) => {
             let why = listed.err().unwrap_or_else(|| "there is no such device".to_string());
-            let hint = "name the card (`--device mi50`), or give `--memory GIB`, to plan for one that is not here; \
-                        `isobit devices` lists those that are";
+            let hint = "name the card (`--device mi50`, once for each rank), or give `--memory SIZE`, to plan for one \
+                        that is not here; `isobit devices` lists those that are";
             return Err(Failure::device(format!("{selector}: {why}"), hint));
         }
     };
     // NVIDIA's driver was measured on one card; others differ by what their context takes.
     let is_estimate = selector.api != Api::Cuda;
-    Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available, is_here, is_estimate })
+    Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available, own, is_here, is_estimate })
 }
 
 /// A card that need not be in this machine.
-fn named(card: &NamedCard, selector: Selector, given: &Given, at: usize) -> Planned {
+fn named(card: &NamedCard, selector: Selector, said: Option<Available>, number: Option<usize>) -> Planned {
     // Two cards of a list have a memory each.
-    let name = if given.cards.len() > 1 { format!("{} {}", card.name, at + 1) } else { card.name.clone() };
-    let available = given.available(at).unwrap_or_else(|| Available { bytes: card.memory, of: card.title.clone() });
+    let name = number.map_or(card.name.clone(), |number| format!("{} {number}", card.name));
+    let whole = || Available { bytes: card.memory, of: card.title.clone(), of_buffers: false };
+    let available = said.unwrap_or_else(whole);
     Planned {
         kind: PlannedDevice::Gpu { selector, architectures: vec![card.compute] },
         name,
         available: Some(available),
+        own: None,
         is_here: false,
         is_estimate: !card.measured,
     }

@@ -44,9 +44,9 @@ pub(crate) struct Arguments {
     /// Overwrite an existing config
     #[arg(long)]
     force: bool,
-    /// Memory in GiB that the run may use, to write a config for another machine; default: the
-    /// memory of this one
-    #[arg(long, value_name = "GIB", value_parser = crate::plan::gibibytes)]
+    /// Memory that the run may use, to write a config for another machine: 32 (in GiB), 512MiB,
+    /// 24GB; default: the memory of this one
+    #[arg(long, value_name = "SIZE", value_parser = crate::units::bytes)]
     memory: Option<u64>,
     /// Name of the prompt field, for data with custom field names
     #[arg(long, value_name = "NAME", requires = "completion_field")]

@@ -22,6 +22,7 @@ mod fits;
 mod generate;
 mod init;
 mod input;
+mod memory_limits;
 mod model;
 mod models;
 mod overhead;

@@ -4,6 +4,7 @@
 
 use isobit_kernels::gpu::Api;
 use isobit_training::config::Run;
+use isobit_training::data::READER_STACK_BYTES;
 use isobit_training::plan::{Item, MemoryPlan};
 use std::path::Path;
 
@@ -19,10 +20,10 @@ const PER_DATA_BYTE: u64 = 2;
 const PER_DATA_BYTE_OF_BYTES: u64 = 6;
 const VOCABULARY_OF_BYTES: usize = 4096;
 
-/// Address space that the allocator reserves for a thread, and a thread for its stack; and what the
-/// allocator asks for in addition while it makes such a reservation.
-const RESERVED_PER_THREAD: u64 = 72 << 20;
-const RESERVED_MEANWHILE: u64 = 128 << 20;
+/// Address space of a computing thread: its stack, and what the system maps with it.
+const STACK: u64 = 3 << 20;
+/// Beside the stacks of the threads that read data: records and rows.
+const READING: u64 = 8 << 20;
 
 /// A CUDA context with the modules of a run, and tables that a plan does not count.
 const CUDA_CONTEXT: u64 = 552 << 20;
@@ -42,24 +43,34 @@ pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: 
     process.saturating_add(tokenizer.saturating_sub(counted))
 }
 
-/// Address space of a run on the CPU that is not memory in use: mapped weights, and what the
-/// allocator reserves for threads.
-pub(crate) fn of_address_space(run: &Run, threads: usize) -> u64 {
+/// Address space of a run on the CPU beside the `needed` bytes of memory: `mapped` bytes of weights,
+/// and the stacks of `threads`. Before anything else is there, data are read by threads with large
+/// stacks; the larger of both counts.
+pub(crate) fn of_address_space(run: &Run, mapped: u64, threads: usize, needed: u64) -> u64 {
+    let computing = (threads as u64).saturating_mul(STACK).saturating_add(mapped);
+    let reading = u64::from(run.data_workers).saturating_mul(READER_STACK_BYTES as u64).saturating_add(READING);
+    computing.max(reading.saturating_sub(needed))
+}
+
+/// Bytes of the weight files, which a run maps.
+pub(crate) fn of_weight_files(run: &Run) -> u64 {
     let files = std::fs::read_dir(&run.base_model).into_iter().flatten().flatten();
     let weights = files.filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"));
     let weights = weights.filter_map(|file| std::fs::metadata(file.path()).ok()).map(|about| about.len());
-    let threads = threads as u64 + u64::from(run.data_workers);
-    let reserved = threads.saturating_mul(RESERVED_PER_THREAD).saturating_add(RESERVED_MEANWHILE);
-    weights.fold(reserved, u64::saturating_add)
+    weights.fold(0, u64::saturating_add)
 }
 
-/// Memory of a card beside the buffers of a plan.
-pub(crate) fn of_driver(api: Api, plan: &MemoryPlan) -> u64 {
-    let moving = plan.items[&Item::Activations] + plan.items[&Item::Workspace];
-    let gaps = plan.heap_bytes.map(|bytes| bytes.saturating_sub(plan.bytes_peak) as u64);
+/// Memory of a card beside the buffers of the stages on it. A process has one context of a card,
+/// but one for each stage in OpenCL.
+pub(crate) fn of_driver<'a>(api: Api, stages: impl Iterator<Item = &'a MemoryPlan>) -> u64 {
+    let moving = |plan: &MemoryPlan| (plan.items[&Item::Activations] + plan.items[&Item::Workspace]) as u64;
+    let gaps = |plan: &MemoryPlan| plan.heap_bytes.unwrap_or(0).saturating_sub(plan.bytes_peak) as u64;
+    let add = |(count, sum, all): (u64, u64, u64), plan| (count + 1, sum + moving(plan), all + gaps(plan));
+    let (count, moving, gaps) = stages.fold((0, 0, 0), add);
     match api {
-        Api::Cuda => CUDA_CONTEXT + gaps.unwrap_or(0),
-        Api::Hip | Api::OpenCl => OTHER_CONTEXT + moving as u64 / OTHER_GAPS,
+        Api::Cuda => CUDA_CONTEXT + gaps,
+        Api::Hip => OTHER_CONTEXT + moving / OTHER_GAPS,
+        Api::OpenCl => count * OTHER_CONTEXT + moving / OTHER_GAPS,
     }
 }
 

@@ -7,8 +7,8 @@ use crate::failure::failed;
 use crate::fits::{Available, Given, HostFit, MemoryFit, Ranks, memory_fit, weights};
 use crate::model;
 use crate::split::{SplitFit, layers, split_fit};
-use crate::stderr::tell;
-use crate::units::size;
+use crate::stderr::{tell, tell_notes};
+use crate::units::{self, size};
 use isobit_doctor::{NamedCard, named_card, named_cards};
 use isobit_models::Part;
 use isobit_training::config::{self, Run};
@@ -26,15 +26,17 @@ pub(crate) struct Arguments {
     overrides: Vec<String>,
     /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto, or a
     /// card by name, which need not be in this machine: mi50, mi50-32, rtx4090, a100-80; a list
-    /// divides the layers: cuda:0,cpu
+    /// divides the layers: cuda:0,cpu. Given several times, once for each rank
     #[arg(long, value_name = "NAME")]
-    device: Option<String>,
-    /// Memory of the device in GiB, to plan for another machine; one number for each device of a
-    /// list, or one for all; default: the memory of this machine, or of the card that is named
-    #[arg(long, value_name = "GIB", value_parser = gibibytes, value_delimiter = ',')]
+    device: Vec<String>,
+    /// Memory that the buffers of a card may take, as `train --memory`, or that a machine has for a
+    /// run on its CPU: 32 (in GiB), 512MiB, 24GB; one number for every card of a list, or one for
+    /// each entry; default: what this machine has, or the card that is named, less what its
+    /// driver takes
+    #[arg(long, value_name = "SIZE", value_parser = units::bytes, value_delimiter = ',')]
     memory: Vec<u64>,
-    /// Plan for one of so many ranks, each on a machine of its own; default: as many as
-    /// `devices_by_rank` has entries
+    /// Plan for one of so many ranks, each on a machine of its own; default: as many as `--device`
+    /// is given times, or else as `devices_by_rank` has entries
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     ranks: Option<u32>,
     /// List every line of code that holds memory, and the work of each op in a step
@@ -45,58 +47,82 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Parses a number of GiB into bytes: `32` or `32GiB`.
-pub(crate) fn gibibytes(text: &str) -> Result<u64, String> {
-    let number: f64 =
-        text.strip_suffix("GiB").unwrap_or(text).trim_end().parse().map_err(|_| "not a number".to_string())?;
-    if (0.0..1e9).contains(&number) { Ok((number * f64::from(1 << 30)) as u64) } else { Err("not a size".to_string()) }
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let (device, cards) = arguments.device.as_deref().map_or(Ok((None, Vec::new())), devices)?;
-    let mut overrides = arguments.overrides.clone();
-    overrides.extend(device.iter().map(|device| format!("device={device}")));
-    let settled = config::read(&arguments.config, &overrides);
-    let mut run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
-    run.base_model = model::located(&run.base_model);
-    let given = Given { memories: arguments.memory.clone(), cards };
-    if arguments.device.is_some() || run.devices_by_rank.is_empty() {
-        let ranks = Ranks { all: arguments.ranks.unwrap_or(1) as usize, ..Ranks::ALONE };
-        let groups = run.training.gradient_groups;
-        if ranks.all > groups as usize {
-            let message =
-                format!("{} ranks share {groups} groups: `gradient_groups` must be at least as many", ranks.all);
-            return Err(Failure::usage(
-                message,
-                format!("--set gradient_groups={}, which is part of the result", ranks.all),
-            ));
-        }
-        return planned(&run, arguments, &given, ranks);
-    }
-    let all = run.devices_by_rank.len();
+    let plans = plans(arguments)?;
+    let all = if plans.len() > 1 { plans.len() } else { arguments.ranks.unwrap_or(1) as usize };
     if arguments.ranks.is_some_and(|ranks| ranks as usize != all) {
-        let message = format!("`devices_by_rank` names the devices of {all} ranks");
+        let message = format!("devices are named for {all} ranks");
         return Err(Failure::usage(message, "leave out --ranks, or plan for one device with --device"));
+    }
+    let groups = plans[0].run.training.gradient_groups;
+    if all > groups as usize {
+        let message = format!("{all} ranks share {groups} groups: `gradient_groups` must be at least as many");
+        return Err(Failure::usage(message, format!("--set gradient_groups={all}, which is part of the result")));
     }
     // Ranks with the same devices have the same plan.
     let mut answer = Ok(());
-    for (first, devices) in run.devices_by_rank.iter().enumerate() {
-        if run.devices_by_rank[..first].contains(devices) {
+    for (first, plan) in plans.iter().enumerate() {
+        let is_same = |other: &&RankPlan| other.devices == plan.devices;
+        if plans[..first].iter().any(|other| is_same(&other)) {
             continue;
         }
-        let same = (0..all).filter(|rank| run.devices_by_rank[*rank] == *devices);
-        let same: Vec<String> = same.map(|rank| rank.to_string()).collect();
-        if !arguments.json {
+        if plans.len() > 1 && !arguments.json {
+            let same = (0..all).filter(|rank| is_same(&&plans[*rank])).map(|rank| rank.to_string());
+            let same: Vec<String> = same.collect();
             tell(&format!("{} {}:", if same.len() == 1 { "rank" } else { "each of ranks" }, same.join(", ")));
         }
-        let of_rank = Run { devices: devices.clone(), ..run.clone() };
-        answer = planned(&of_rank, arguments, &given, Ranks { all, ..Ranks::ALONE }).and(answer);
+        answer = planned(&plan.run, arguments, &plan.given, Ranks { all, ..Ranks::ALONE }).and(answer);
     }
     answer
 }
 
+/// What is planned for a rank, or for all of them.
+struct RankPlan {
+    run: Run,
+    given: Given,
+    /// Equal for ranks with the same plan.
+    devices: String,
+}
+
+/// One for each `--device`, or for each entry of `devices_by_rank`; otherwise a single one.
+fn plans(arguments: &Arguments) -> Result<Vec<RankPlan>, Failure> {
+    let given = |cards| Given { memories: arguments.memory.clone(), cards, starts_here: false };
+    if arguments.device.is_empty() {
+        let run = read(arguments, None)?;
+        let by_rank = run.devices_by_rank.iter().map(|devices| RankPlan {
+            run: Run { devices: devices.clone(), ..run.clone() },
+            given: given(Vec::new()),
+            devices: format!("{devices:?}"),
+        });
+        let by_rank: Vec<RankPlan> = by_rank.collect();
+        let alone = RankPlan { run, given: given(Vec::new()), devices: String::new() };
+        return Ok(if by_rank.is_empty() { vec![alone] } else { by_rank });
+    }
+    let of_rank = |(rank, typed): (usize, &String)| {
+        let (device, cards) = devices(typed)?;
+        let notes = (rank == 0).then_some(typed.as_str());
+        Ok(RankPlan { run: read(arguments, Some((&device, notes)))?, given: given(cards), devices: typed.clone() })
+    };
+    arguments.device.iter().enumerate().map(of_rank).collect()
+}
+
+/// The config with the arguments, on this device if one is named; notes are told as of what was
+/// typed.
+fn read(arguments: &Arguments, device: Option<(&str, Option<&str>)>) -> Result<Run, Failure> {
+    let mut overrides = arguments.overrides.clone();
+    overrides.extend(device.iter().map(|(device, _)| format!("device={device}")));
+    let settled = config::read(&arguments.config, &overrides).map_err(|error| failed(&RunError::Config(error)))?;
+    match device {
+        None => tell_notes(&settled.notes, None),
+        Some((device, Some(typed))) => tell_notes(&settled.notes, Some((device, typed))),
+        Some((_, None)) => {}
+    }
+    let base_model = model::located(&settled.run.base_model);
+    Ok(Run { base_model, ..settled.run })
+}
+
 /// The list of devices as a config would have it, and which of them are cards by name.
-type Listed = (Option<String>, Vec<Option<&'static NamedCard>>);
+type Listed = (String, Vec<Option<&'static NamedCard>>);
 
 fn devices(list: &str) -> Result<Listed, Failure> {
     let names: Vec<&str> = list.split(',').map(str::trim).collect();
@@ -113,7 +139,7 @@ fn devices(list: &str) -> Result<Listed, Failure> {
         None => names[at].to_string(),
     };
     let selectors: Vec<String> = (0..names.len()).map(selector).collect();
-    Ok((Some(selectors.join(",")), cards))
+    Ok((selectors.join(","), cards))
 }
 
 /// Device numbers that no machine has.
@@ -133,9 +159,6 @@ fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Res
         print_split(&fit, &advice, arguments).map_err(|error| Failure::output(&error))?;
         fit.refusal(run, given, ranks)
     } else {
-        if given.memories.len() > 1 {
-            return Err(Failure::usage("several memories are given for one device", "give one: --memory 32"));
-        }
         let fit = memory_fit(run, given, ranks)?;
         tell_unused(run)?;
         let advice = advice::of(run, need(run, &fit), |run| {
@@ -187,7 +210,9 @@ fn print(fit: &MemoryFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io:
             writeln!(out, "{name:<12} {:>12}  {when}", size(bytes as u64))?;
         }
         let (name, what) = beside(fit.on_host);
-        writeln!(out, "{name:<12} {:>12}  {what}", size(fit.overhead))?;
+        let limits_buffers = fit.available.as_ref().is_some_and(|available| available.of_buffers);
+        let counts = if limits_buffers { "; not counted in --memory" } else { "" };
+        writeln!(out, "{name:<12} {:>12}  {what}{counts}", size(fit.overhead))?;
         print_host(&mut out, plan, "")?;
     }
     let least = if fit.plan.is_none() { "at least " } else { "" };
@@ -208,7 +233,7 @@ fn print(fit: &MemoryFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io:
     if let Some(HostFit { needed, available }) = &fit.host {
         let (answer, needed) = (if host_lacks { "does not fit" } else { "fits" }, size(*needed));
         match available {
-            Some(Available { bytes, of }) => {
+            Some(Available { bytes, of, .. }) => {
                 writeln!(out, "{answer}: {needed} needed, {} available on the host ({of})", size(*bytes))?;
             }
             None => writeln!(out, "{needed} needed on the host; how much it has is unknown")?,
@@ -278,7 +303,7 @@ fn print_split(fit: &SplitFit, advice: &Shown<'_>, arguments: &Arguments) -> std
     for pool in &fit.pools {
         let (name, needed) = (&pool.name, size(pool.needed));
         match &pool.available {
-            Some(Available { bytes, of }) => {
+            Some(Available { bytes, of, .. }) => {
                 writeln!(out, "{name}: {needed} needed, {} available ({of})", size(*bytes))?;
             }
             None => writeln!(out, "{name}: {needed} needed; how much it has is unknown")?,

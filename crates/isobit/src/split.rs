@@ -5,12 +5,13 @@ use crate::Failure;
 use crate::backend::{Chosen, Opening, open_cpu};
 use crate::failure::failed;
 use crate::fits::{self, Available, Given, Planned, PlannedDevice, Ranks};
+use crate::memory_limits;
 use crate::overhead;
 use crate::units::size;
 use isobit_autograd::Offload;
 use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
-use isobit_models::{Config, Part, WeightSource};
+use isobit_models::{Config, Part, Trained, WeightSource};
 use isobit_training::config::Run;
 use isobit_training::plan::{MemoryPlan, PeakOfUpdate, PlannedStage, TOKENS_MAX, longest_rows, stage_memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
@@ -164,12 +165,11 @@ impl SplitFit {
 /// Plans a run for its list of devices. What is `given` of them need not be in this machine.
 pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitFit, Failure> {
     let devices = Chosen::all_of(run)?;
-    if given.memories.len() > 1 && given.memories.len() != devices.len() {
-        let message = format!("{} memories are given for {} devices", given.memories.len(), devices.len());
-        return Err(Failure::usage(message, "give one for each device: --memory 32,32"));
-    }
-    let planned = devices.iter().enumerate().map(|(at, device)| fits::planned(device, given, at, ranks));
+    memory_limits::check(&given.memories, devices.len())?;
+    let planned = (0..devices.len()).map(|at| fits::planned(&devices, at, given, ranks));
     let planned = planned.collect::<Result<Vec<_>, _>>()?;
+    // Numbers for each entry of one device add up; one number is said of it once.
+    let adds_up = given.memories.len() > 1;
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let counts = counts(&run.device_layers, devices.len(), &model)?;
     let checked = check_positions(run, &model).and_then(|()| targets::check(&model, &trained(run)));
@@ -180,20 +180,24 @@ pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitF
         return Err(Failure { code: 4, message, hint: Some("lower `micro_batch_size`".to_string()) });
     }
     let fit = fits::with_shapes(run, &model, |source| {
-        let mut plans = Plans { run, model: &model, source, planned: &planned, ranks, known: BTreeMap::new() };
+        let known = BTreeMap::new();
+        let mut plans = Plans { run, model: &model, source, planned: &planned, adds_up, ranks, known };
         plans.settled(counts, run.device_layers.is_empty(), tokens)
     });
     let (counts, stages, pools) = fit.map_err(|error| failed(&error))?;
     let parts = Part::divide(&model, &counts);
-    let bytes_transfer = transfer(&model, tokens, devices.len());
+    let bytes_transfer = transfer(run, &model, tokens, devices.len());
     let is_estimate = planned.iter().any(|device| device.is_estimate);
     Ok(SplitFit { split: Split { devices, parts }, stages, pools, bytes_transfer, is_estimate })
 }
 
-/// Every link holds a message for each device of the list at most, in each direction.
-fn transfer(model: &Config, tokens: u64, devices: usize) -> u64 {
-    let message = tokens * model.hidden as u64 * size_of::<f32>() as u64;
-    message.saturating_mul(2 * (devices * (devices - 1)) as u64)
+/// Every link holds a message for each device of the list at most, in each direction; after them a
+/// trained table that is both embedding and head travels as a whole.
+fn transfer(run: &Run, model: &Config, tokens: u64, devices: usize) -> u64 {
+    let number = (model.hidden * size_of::<f32>()) as u64;
+    let messages = (tokens * number).saturating_mul(2 * (devices * (devices - 1)) as u64);
+    let is_copied = model.tied && trained(run) == Trained::Full;
+    messages.saturating_add(if is_copied { model.vocabulary as u64 * number } else { 0 })
 }
 
 /// Plans of devices with consecutive layers.
@@ -202,6 +206,8 @@ struct Plans<'a> {
     model: &'a Config,
     source: &'a dyn WeightSource,
     planned: &'a [Planned],
+    /// Whether the memories of entries that are one device add up.
+    adds_up: bool,
     ranks: Ranks,
     /// By device and layers.
     known: BTreeMap<(usize, usize, usize), MemoryPlan>,
@@ -316,43 +322,50 @@ impl Plans<'_> {
         }
     }
 
-    fn pools(&self, stages: &[StageFit], tokens: u64) -> Vec<Pool> {
+    /// A memory for each device, with the entries of the list that are on it.
+    fn memories(&self) -> Vec<Pool> {
         let mut pools: Vec<Pool> = Vec::new();
         for (at, planned) in self.planned.iter().enumerate() {
-            let available = |bytes, of: &Available| Available { bytes, of: of.of.clone() };
-            match pools.iter_mut().find(|pool| pool.name == planned.name) {
-                Some(pool) => {
-                    pool.stages.push(at);
-                    // What `--memory` says of a device that is listed twice is said of each.
-                    if let (Some(all), Some(more)) = (&mut pool.available, &planned.available)
-                        && more.of == "--memory"
-                    {
-                        all.bytes = all.bytes.saturating_add(more.bytes);
-                    }
-                }
-                None => pools.push(Pool {
-                    name: planned.name.clone(),
-                    needed: 0,
-                    available: planned.available.as_ref().map(|of| available(of.bytes, of)),
-                    stages: vec![at],
-                }),
+            let Some(pool) = pools.iter_mut().find(|pool| pool.name == planned.name) else {
+                let (name, available) = (planned.name.clone(), planned.available.clone());
+                pools.push(Pool { name, needed: 0, available, stages: vec![at] });
+                continue;
+            };
+            pool.stages.push(at);
+            if let (true, Some(all), Some(more)) = (self.adds_up, &mut pool.available, &planned.available) {
+                all.bytes = all.bytes.saturating_add(more.bytes);
             }
         }
+        pools
+    }
+
+    fn pools(&self, stages: &[StageFit], tokens: u64) -> Vec<Pool> {
+        let mut pools = self.memories();
         let saved: usize = stages.iter().map(|stage| stage.plan.bytes_save).sum();
         for pool in &mut pools {
-            let sum = |bytes: fn(&MemoryPlan) -> usize| -> usize {
-                pool.stages.iter().map(|at| bytes(&stages[*at].plan)).sum()
-            };
+            let plans = || pool.stages.iter().map(|at| &stages[*at].plan);
+            let sum = |bytes: fn(&MemoryPlan) -> usize| -> usize { plans().map(bytes).sum() };
             let step = sum(|plan| plan.bytes_peak) as u64;
-            pool.needed = if let PlannedDevice::Gpu { selector, .. } = &self.planned[pool.stages[0]].kind {
-                let beside = pool.stages.iter().map(|at| overhead::of_driver(selector.api, &stages[*at].plan));
-                step + beside.sum::<u64>()
+            let first = &self.planned[pool.stages[0]];
+            let (counted, beside) = if let PlannedDevice::Gpu { selector, .. } = &first.kind {
+                (step, overhead::of_driver(selector.api, plans()))
             } else {
-                let transfer = transfer(self.model, tokens, self.planned.len());
+                let transfer = transfer(self.run, self.model, tokens, self.planned.len());
                 let save = sum(|plan| plan.bytes_between_steps) + saved;
                 let counted = (step + transfer).max(save as u64).max(sum(|plan| plan.bytes_resume) as u64);
-                counted + overhead::of_process(self.run, self.model.vocabulary, self.planned.len(), counted)
+                (counted, overhead::of_process(self.run, self.model.vocabulary, self.planned.len(), counted))
             };
+            let is_said = pool.available.as_ref().is_some_and(|available| available.of == memory_limits::NAME);
+            if matches!(first.kind, PlannedDevice::Cpu { .. }) && !is_said {
+                let on_cpu = pool.stages.iter().filter_map(|at| match self.planned[*at].kind {
+                    PlannedDevice::Cpu { threads } => Some(threads + 1),
+                    PlannedDevice::Gpu { .. } => None,
+                });
+                // Weights are mapped while this is planned.
+                let mapped = overhead::of_address_space(self.run, 0, on_cpu.sum(), counted + beside);
+                pool.available = fits::free_beside(mapped, self.ranks.here);
+            }
+            (pool.needed, pool.available) = fits::against(counted, beside, pool.available.take(), first.own.clone());
         }
         self.add_host(&mut pools, stages);
         pools

@@ -6,3 +6,14 @@ use std::io::Write;
 pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
+
+/// Prints what arguments overrode in a config. `--device` reaches the config as a key, and is named
+/// as it was typed: `device` has the value of the key and the argument.
+pub(crate) fn tell_notes(notes: &[String], device: Option<(&str, &str)>) {
+    for note in notes {
+        let note = device.map_or(note.clone(), |(key, typed)| {
+            note.replace(&format!("--set device={key} "), &format!("--device {typed} "))
+        });
+        tell(&format!("note: {note}"));
+    }
+}

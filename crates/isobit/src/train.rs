@@ -7,14 +7,15 @@ use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::ending;
 use crate::failure::failed;
 use crate::fits::{self, Given, Ranks};
+use crate::memory_limits;
 use crate::model;
-use crate::plan::gibibytes;
 use crate::progress::Console;
 use crate::ranks;
 use crate::report::{self, LivePage};
 use crate::samples;
 use crate::split::{Split, split_fit};
-use crate::stderr::tell;
+use crate::stderr::{tell, tell_notes};
+use crate::units;
 use isobit_kernels::gpu;
 use isobit_kernels::{Backend, Path as CpuPath};
 use isobit_models::build::Settings;
@@ -48,9 +49,10 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.learning_rate=1e-4`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// The most memory of a card that the run may take, in GiB; one number for each device of a
-    /// list, or one for all. A run that needs more is refused, or ends when it asks for more
-    #[arg(long, value_name = "GIB", value_parser = gibibytes, value_delimiter = ',')]
+    /// The most memory that the buffers of a card may take: 32 (in GiB), 512MiB, 24GB; one number
+    /// for every card of a list, or one for each entry. A run that needs more is refused, or ends
+    /// when it asks for more
+    #[arg(long, value_name = "SIZE", value_parser = units::bytes, value_delimiter = ',')]
     memory: Vec<u64>,
     /// Start even if the run does not fit into memory according to the plan
     #[arg(long)]
@@ -147,9 +149,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let Settled { mut run, notes } = settled.map_err(|error| failed(&RunError::Config(error)))?;
     run.base_model = model::located(&run.base_model);
     if !quiet {
-        for note in &notes {
-            tell(&format!("note: {note}"));
-        }
+        tell_notes(&notes, arguments.device.as_deref().map(|device| (device, device)));
     }
     let output = &run.output_dir;
     if output.exists() && !output.is_dir() {
@@ -207,8 +207,9 @@ fn train_on_device(arguments: &Arguments, ready: &Ready, team: &Team<'_>) -> Res
             if team.is_alone() && !quiet {
                 tell(&format!("devices: {}", split.described()));
             }
+            let limits = memory_limits::limits(&arguments.memory, &split.devices);
             let how = |at: usize| Opening {
-                limit: arguments.memory.get(at).or(arguments.memory.first()).copied(),
+                limit: limits[at].clone(),
                 offload: prepared.run.offload,
                 threads: *host_threads,
             };
@@ -235,24 +236,17 @@ pub(crate) enum Devices {
 impl Devices {
     /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`.
     pub(crate) fn of(run: &Run, memories: &[u64], planned: bool, ranks: Ranks) -> Result<Self, Failure> {
-        if !memories.is_empty() && memories.len() != 1 && memories.len() != run.devices.len() {
-            let message = format!("{} memories are given for {} devices", memories.len(), run.devices.len());
-            return Err(Failure::usage(message, "give one for all, or one for each: --memory 32,32"));
-        }
+        memory_limits::check_cards(memories, &Chosen::all_of(run)?)?;
+        let given = Given::of_run(memories);
         if run.devices.len() < 2 {
-            let chosen = Chosen::of(run)?;
-            if matches!(chosen, Chosen::Cpu { .. }) && !memories.is_empty() {
-                return Err(no_card());
-            }
             if planned {
-                fits::check(run, ranks, &Given::memories(memories))?;
+                fits::check(run, ranks, &given)?;
             }
-            return Ok(Self::One(chosen));
+            return Ok(Self::One(Chosen::of(run)?));
         }
         if !planned {
             return Ok(Self::Several(Split::unplanned(run)?));
         }
-        let given = Given::memories(memories);
         let fit = split_fit(run, &given, ranks)?;
         match fit.refusal(run, &given, ranks) {
             None => Ok(Self::Several(fit.split)),
@@ -275,12 +269,6 @@ impl Devices {
             Self::Several(split) => split.described(),
         }
     }
-}
-
-/// `--memory` without a card.
-pub(crate) fn no_card() -> Failure {
-    let hint = "name a card with `--device`; `ulimit -v` limits the memory of a process";
-    Failure::usage("--memory limits the memory of a card, and this run is on the CPU", hint)
 }
 
 /// Warnings, printed even by a quiet run.

@@ -17,7 +17,7 @@ pub fn free_memory() -> Option<FreeMemory> {
 }
 
 /// The same for a process that takes `mapped` bytes of address space without using as much memory:
-/// files that it maps, and what its allocator reserves. Only `ulimit -v` counts them.
+/// files that it maps, and stacks. Only `ulimit -v` counts them.
 pub fn free_memory_beside(mapped: u64) -> Option<FreeMemory> {
     let free = |of| move |bytes| FreeMemory { bytes, of };
     let all = [
@@ -89,20 +89,23 @@ fn left(root: &Path, path: &str, names: &Names) -> Option<u64> {
 }
 
 /// What is left of the address space limit of this process.
-#[cfg(unix)]
 fn address_space() -> Option<u64> {
+    let limit = address_space_limit()?;
+    let used = field(&text("/proc/self/status"), "VmSize").unwrap_or(0).saturating_mul(1024);
+    Some(limit.saturating_sub(used))
+}
+
+/// `ulimit -v` in bytes; None if there is no such limit.
+#[cfg(unix)]
+pub(crate) fn address_space_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: space for the two numbers.
     let failed = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } != 0;
-    if failed || limit.rlim_cur == libc::RLIM_INFINITY {
-        return None;
-    }
-    let used = field(&text("/proc/self/status"), "VmSize").unwrap_or(0).saturating_mul(1024);
-    Some(limit.rlim_cur.saturating_sub(used))
+    (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 #[cfg(not(unix))]
-fn address_space() -> Option<u64> {
+fn address_space_limit() -> Option<u64> {
     None
 }
 

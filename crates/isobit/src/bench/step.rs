@@ -7,10 +7,11 @@ use crate::Failure;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::failure::failed;
 use crate::input;
+use crate::memory_limits;
 use crate::model;
-use crate::plan::gibibytes;
 use crate::split::Split;
-use crate::units::size;
+use crate::stderr::tell_notes;
+use crate::units::{self, size};
 use isobit_autograd::{Offload, Policy};
 use isobit_kernels::Backend;
 use isobit_kernels::observe::Observed;
@@ -76,9 +77,10 @@ pub(crate) struct Arguments {
     /// What a card keeps in host memory: any of optimizer, activations and weights, with commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', conflicts_with = "config")]
     offload: Vec<String>,
-    /// The most memory of a card that buffers may take, in GiB: exit 4 beyond it
-    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
-    memory: Option<u64>,
+    /// The most memory that the buffers of a card may take: 32 (in GiB), 512MiB, 24GB; one number
+    /// for every card of a list, or one for each entry: exit 4 beyond it
+    #[arg(long, value_name = "SIZE", value_parser = units::bytes, value_delimiter = ',')]
+    memory: Vec<u64>,
     /// Leave out the digests that the receipt of a run needs, to see what they cost
     #[arg(long)]
     no_receipt: bool,
@@ -111,6 +113,9 @@ struct Line<'a> {
     /// Peak of the device's own memory, if it has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     device_peak_bytes: Option<u64>,
+    /// The same of each device of a list.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    devices_peak_bytes: Vec<Option<u64>>,
     loss: f64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     breakdown: Vec<Share>,
@@ -141,14 +146,17 @@ struct Subject {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut subject = match &arguments.config {
-        Some(path) => configured(path, &arguments.overrides, arguments.memory)?,
+        Some(path) => configured(path, &arguments.overrides)?,
         None => published(arguments)?,
     };
     subject.step.digests = !arguments.no_receipt;
+    memory_limits::check_cards(&arguments.memory, &subject.devices)?;
     // The result says which device it is.
     match subject.devices[..] {
-        [Chosen::Cpu { .. }] if arguments.memory.is_some() => Err(crate::train::no_card()),
-        [chosen] => on_limited_device(&chosen, arguments.memory, true, Measuring { subject, arguments })?,
+        [chosen] => {
+            let limit = arguments.memory.first().copied();
+            on_limited_device(&chosen, limit, true, Measuring { subject, arguments })?
+        }
         _ => measure_stages(&subject, arguments),
     }
 }
@@ -159,17 +167,19 @@ fn measure_stages(subject: &Subject, arguments: &Arguments) -> Result<(), Failur
         return Err(Failure::usage("ops are timed on one device only", "leave out --breakdown, or name one device"));
     }
     let split = Split::new(subject.devices.clone(), &subject.layers, &subject.model)?;
-    let stages = split.stages(|_| subject.opening)?;
+    let limits = memory_limits::limits(&arguments.memory, &split.devices);
+    let stages = split.stages(|at| Opening { limit: limits[at].clone(), ..subject.opening.clone() })?;
     std::thread::scope(|scope| {
         let model = Divided { config: &subject.model, source: &*subject.source };
         let engine = Stages::new(scope, model, &subject.settings, true, stages).map_err(|error| failed(&error))?;
-        measure(engine, |_| None, subject, arguments, &Times::default())
+        measure(engine, subject, arguments, &Times::default())
     })
 }
 
 /// The first update of a config.
-fn configured(path: &Path, overrides: &[String], limit: Option<u64>) -> Result<Subject, Failure> {
+fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
     let settled = config::read(path, overrides).map_err(|error| failed(&RunError::Config(error)))?;
+    tell_notes(&settled.notes, None);
     let mut run = settled.run;
     run.base_model = model::located(&run.base_model);
     let devices = Chosen::all_of(&run)?;
@@ -185,7 +195,7 @@ fn configured(path: &Path, overrides: &[String], limit: Option<u64>) -> Result<S
         step: step_settings(run),
         rows: first.map(|row| prepared.train[row].clone()).collect(),
         layers: run.device_layers.clone(),
-        opening: Opening { limit, offload: run.offload, threads: Chosen::host_threads(run.threads as usize)? },
+        opening: Opening { limit: None, offload: run.offload, threads: Chosen::host_threads(run.threads as usize)? },
         model: prepared.model,
         source: Box::new(prepared.weights),
     })
@@ -234,7 +244,7 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
         },
         rows: (0..arguments.batch).map(|row| random_row(row, arguments.seq, &model)).collect(),
         layers: Vec::new(),
-        opening: Opening { limit: arguments.memory, offload: offload(arguments)?, threads },
+        opening: Opening { limit: None, offload: offload(arguments)?, threads },
         model,
     })
 }
@@ -274,23 +284,16 @@ fn measure_one<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments,
     let has_memory = backend.device_peak_bytes().is_some();
     let offload = if has_memory { opening.offload } else { Offload::NONE };
     let built = build_whole(&backend, model, &**source, settings, offload).map_err(|error| failed(&error.into()))?;
-    let peak = |trainer: &Trainer<B>| trainer.backend.device_peak_bytes();
     let placement = Placement::new(offload, true, opening.threads);
     let trainer = Trainer::placed(backend, built, placement).map_err(|error| failed(&error.into()))?;
-    measure(trainer, peak, subject, arguments, ops)
+    measure(trainer, subject, arguments, ops)
 }
 
-fn measure<E: Engine>(
-    mut engine: E,
-    device_peak: impl Fn(&E) -> Option<u64>,
-    subject: &Subject,
-    arguments: &Arguments,
-    ops: &Times,
-) -> Result<(), Failure> {
+fn measure<E: Engine>(mut engine: E, subject: &Subject, arguments: &Arguments, ops: &Times) -> Result<(), Failure> {
     let rows: Vec<&Row> = subject.rows.iter().collect();
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let settings = &subject.step;
-    let line = |(step_s, loss, device_peak_bytes): (f64, f64, Option<u64>), breakdown: Vec<Share>| Line {
+    let line = |(step_s, loss, peaks): (f64, f64, Vec<Option<u64>>), breakdown: Vec<Share>| Line {
         schema: "isobit.bench.step/1",
         model: &subject.name,
         batch: rows.len(),
@@ -303,14 +306,16 @@ fn measure<E: Engine>(
         step_s,
         tokens_per_s: tokens as f64 / step_s,
         peak_bytes: peak_resident_bytes(),
-        device_peak_bytes,
+        device_peak_bytes: if let [peak] = peaks[..] { peak } else { None },
+        devices_peak_bytes: if peaks.len() > 1 { peaks } else { Vec::new() },
         loss,
         breakdown,
     };
     let mut step = |number: u64| {
         let (seconds, report) = timed(|| engine.step(&rows, number, 1e-4, settings));
         let report = report.map_err(|error| stopped(&error))?;
-        Ok::<_, Failure>((seconds, report.loss, device_peak(&engine)))
+        let peaks = engine.device_peaks().map_err(|error| stopped(&error))?;
+        Ok::<_, Failure>((seconds, report.loss, peaks))
     };
     if arguments.serve {
         let (mut requests, mut number) = (std::io::stdin().lock(), 0);
@@ -321,18 +326,18 @@ fn measure<E: Engine>(
         }
         return Ok(());
     }
-    let (mut times, mut last_loss, mut device_peak) = (Vec::new(), 0.0, None);
+    let (mut times, mut last_loss, mut last_peaks) = (Vec::new(), 0.0, Vec::new());
     for number in 1..=u64::from(arguments.steps) + 1 {
         if number == 2 {
             ops.forget();
         }
-        let (seconds, loss, device_peak_bytes) = step(number)?;
+        let (seconds, loss, peaks) = step(number)?;
         times.push(seconds);
-        (last_loss, device_peak) = (loss, device_peak_bytes);
+        (last_loss, last_peaks) = (loss, peaks);
     }
     let mut timed = times.split_off(1);
     timed.sort_by(f64::total_cmp);
-    let line = line((timed[timed.len() / 2], last_loss, device_peak), ops.shares(arguments.steps));
+    let line = line((timed[timed.len() / 2], last_loss, last_peaks), ops.shares(arguments.steps));
     print(&line, arguments.json).map_err(|error| Failure::output(&error))
 }
 
@@ -410,7 +415,9 @@ fn print(line: &Line, json: bool) -> std::io::Result<()> {
         writeln!(out, "{}", serde_json::to_string(line)?)?;
     } else {
         let on_device = |bytes: u64| format!("{} on the device and ", size(bytes));
-        let device = line.device_peak_bytes.map_or(String::new(), on_device);
+        let named = line.device.split(',').zip(&line.devices_peak_bytes);
+        let named = named.filter_map(|(name, bytes)| bytes.map(|bytes| format!("{} on {name} and ", size(bytes))));
+        let device = line.device_peak_bytes.map_or_else(|| named.collect::<String>(), on_device);
         writeln!(
             out,
             "{} {}x{} in micro-batches of {} on {}, {}, checkpointing {}: {:.1} tokens/s, {:.3} s a step, \

@@ -106,7 +106,8 @@ pub(super) fn planned(run: &Run) -> Result<Vec<DeviceMemory>, Failure> {
     let mut run = run.clone();
     run.base_model = model::located(&run.base_model);
     if run.devices.len() > 1 {
-        let fit = split_fit(&run, &Given::memory(Some(MEMORY)), Ranks::ALONE)?;
+        let given = Given { memories: vec![MEMORY; run.devices.len()], ..Given::default() };
+        let fit = split_fit(&run, &given, Ranks::ALONE)?;
         return Ok(fit.stages.iter().map(|stage| DeviceMemory::of(&stage.device, &stage.plan)).collect());
     }
     let fit = memory_fit(&run, &Given::memory(Some(MEMORY)), Ranks::ALONE)?;

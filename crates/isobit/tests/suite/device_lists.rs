@@ -123,17 +123,170 @@ fn plan_shows_every_device() {
     assert_eq!((ran.code, &value["fits"], value["devices"].as_array().map(Vec::len)), (0, &true.into(), Some(2)));
     let number = |value: &serde_json::Value| value.as_u64().expect("bytes");
     let total = |at: usize| number(&value["devices"][at]["total_bytes"]);
-    // What the driver takes comes on top.
+    // `--memory` is for buffers alone; in the memory of a card the driver has its share.
     let needed = |at: usize| number(&value["memories"][at]["needed_bytes"]);
-    assert!(needed(0) > total(0) && needed(1) > total(1), "{value}");
+    assert_eq!([needed(0), needed(1)], [total(0), total(1)], "{value}");
+    let named = folder.run(&["plan", "config.toml", "--json", "--device", "mi50,mi50"]);
+    let named = &named.json()[0];
+    assert!(number(&named["memories"][0]["needed_bytes"]) > number(&named["devices"][0]["total_bytes"]), "{named}");
     assert!(number(&value["transfer_host_bytes"]) > 0);
     let one = folder.run(&["plan", "config.toml", "--json", "--device", "cuda:0", "--memory", "1"]);
     let one = number(&one.json()[0]["total_bytes"]);
     assert!(total(0) < one && total(1) < one && total(0) + total(1) > one, "{} and {} of {one}", total(0), total(1));
     // One byte less than the second card needs.
-    let gib = |bytes: u64| format!("{:.12}", bytes as f64 / f64::from(1 << 30));
-    let ran = plan(&format!("{},{}", gib(needed(0) + 1), gib(needed(1) - 4096)));
+    assert_eq!(plan(&format!("{}B,{}B", needed(0), needed(1))).code, 0);
+    let ran = plan(&format!("{}B,{}B", needed(0), needed(1) - 1));
     ran.says(4, &["this run does not fit as 1 + 1 layers: hip:0", "hint: "]);
+}
+
+/// What both entries of a card take is held against its one memory; numbers for both add up.
+#[test]
+fn a_card_that_is_listed_twice_has_one_memory() {
+    let folder = full();
+    let plan =
+        |memory: &str| folder.run(&["plan", "config.toml", "--json", "--device", "cuda:0,cuda:0", "--memory", memory]);
+    let value = plan("1GiB").json().remove(0);
+    let total = |at: usize| value["devices"][at]["total_bytes"].as_u64().expect("bytes");
+    let both = total(0) + total(1);
+    assert_eq!(value["memories"].as_array().map(Vec::len), Some(1), "{value}");
+    assert_eq!(value["memories"][0]["needed_bytes"], both);
+    for (memory, code) in [
+        (format!("{both}B"), 0),
+        (format!("{}B", both - 1), 4),
+        (format!("1B,{}B", both - 1), 0),
+        (format!("1B,{}B", both - 2), 4),
+    ] {
+        assert_eq!(plan(&memory).code, code, "{memory}");
+    }
+    // One number is not said of the CPU beside a card: it has what the machine has.
+    let mixed = folder.run(&["plan", "config.toml", "--json", "--device", "cuda:0,cpu", "--memory", "1MiB"]);
+    let of = |at: usize| mixed.json()[0]["memories"][at]["available_of"].clone();
+    assert_eq!(of(0), "--memory");
+    assert_ne!(of(1), "--memory");
+}
+
+/// `train --memory` means what the plan says, to the byte, and holds for both entries together.
+#[test]
+fn a_limit_is_that_of_the_plan() {
+    for (name, gpu) in named_devices_or_skips("device_lists::a_limit_is_that_of_the_plan") {
+        drop(gpu);
+        let folder = full();
+        let total = |device: &str, at: usize| {
+            let ran = folder.run(&["plan", "config.toml", "--json", "--device", device, "--memory", "1"]);
+            let value = ran.json().remove(0);
+            let of = if device.contains(',') { &value["devices"][at] } else { &value };
+            of["total_bytes"].as_u64().expect("bytes")
+        };
+        let train = |device: &str, output: &str, bytes: u64, more: &[&str]| {
+            let memory = format!("--memory={bytes}B");
+            let device = format!("--device={device}");
+            folder.train(output, &[&["max_steps=2", &device, &memory, "--json"], more].concat())
+        };
+        let (one, twice) = (total(&name, 0), format!("{name},{name}"));
+        assert_eq!(train(&name, "one", one, &[]).code, 0);
+        train(&name, "refused", one - 1, &[]).says(4, &["is available (--memory)", "--no-plan"]);
+        let parts = [0, 1].map(|at| total(&twice, at));
+        let ran = train(&twice, "twice", parts[0] + parts[1], &[]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        folder.same("one", "twice");
+        // The summary has the bytes of each.
+        let finished = ran.json().pop().expect("an event");
+        let peaks = [0, 1].map(|at| finished["devices"][at]["peak_bytes"].as_u64().expect("bytes"));
+        assert!(peaks[0] <= parts[0] && peaks[1] <= parts[1], "{finished}");
+        assert_eq!([0, 1].map(|at| finished["devices"][at]["device"].as_str()), [Some(name.as_str()); 2]);
+        // Each would fit by itself.
+        train(&twice, "over", peaks[0].max(peaks[1]), &["--no-plan"]).says(4, &["exceeds --memory"]);
+        let ran = folder.trained("shown", &["max_steps=1", &format!("device={name},cpu")]);
+        assert!(ran.err.contains(&format!(" on {name}\n")), "{}", ran.err);
+    }
+}
+
+/// `eval` computes where the run of its config does, unless told otherwise.
+#[test]
+fn eval_takes_the_list_of_its_config() {
+    let folder = Folder::new(Shape::TINY);
+    folder.put(
+        "config.toml",
+        format!("device = [\"cpu\", \"cpu\"]\ndevice_map = [1, 1]\n{}", folder.text("config.toml")),
+    );
+    let eval = |more: &[&str]| {
+        let ran = folder.run(&[&["eval", "--config", "config.toml", "--json"], more].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let value = ran.json().remove(0);
+        (value["device"].clone(), value["loss_bits"].clone())
+    };
+    let (device, loss) = eval(&[]);
+    assert_eq!(device, "cpu,cpu");
+    assert_eq!(eval(&["--device", "cpu"]), ("cpu".into(), loss));
+    let broken = folder.text("config.toml").replace("[1, 1]", "[1, 2]");
+    folder.put("broken.toml", broken);
+    folder.run(&["eval", "--config", "broken.toml"]).says(2, &["`device_map` divides 3 layers"]);
+    for (name, gpu) in named_devices_or_skips("device_lists::eval_takes_the_list_of_its_config") {
+        drop(gpu);
+        let config = folder.text("config.toml").replace("device_map = [1, 1]\n", "offload = \"weights\"\n");
+        folder.put("card.toml", config.replace("[\"cpu\", \"cpu\"]", &format!("\"{name}\"")));
+        let ran = folder.run(&["eval", "--config", "card.toml", "--json"]);
+        let value = ran.json().remove(0);
+        assert_eq!((&value["device"], &value["loss_bits"]), (&name.into(), &eval(&[]).1), "{}", ran.err);
+    }
+}
+
+/// What the command line displaces is named.
+#[test]
+fn a_device_on_the_command_line_says_what_it_overrides() {
+    let folder = Folder::new(Shape::TINY);
+    let keys = "device = [\"cuda:0\", \"cpu\"]\ndevice_map = [1, 1]\noffload = [\"weights\"]\n\
+                devices_by_rank = [\"cuda:0\", \"cuda:1\"]\n";
+    folder.put("config.toml", format!("{keys}{}", folder.text("config.toml")));
+    let notes = [
+        "note: --device cpu overrides `device_map = [1, 1]` (config.toml:2)\n",
+        "note: --device cpu overrides `offload = [\"weights\"]` (config.toml:3)\n",
+        "note: --device cpu overrides `devices_by_rank = [\"cuda:0\", \"cuda:1\"]` (config.toml:4)\n",
+    ];
+    folder.train("out", &["--device=cpu", "max_steps=1"]).says(0, &notes);
+    folder.run(&["plan", "config.toml", "--device", "cpu"]).says(0, &notes);
+    let quiet = folder.train("quiet", &["--device=cpu", "max_steps=1", "-q"]);
+    assert!(quiet.code == 0 && !quiet.err.contains("note: "), "{}", quiet.err);
+    // A card keeps what is offloaded, and is named as it was typed.
+    let ran = folder.run(&["plan", "config.toml", "--device", "mi50"]);
+    assert!(ran.code == 0 && ran.err.contains("note: --device mi50 overrides `device_map"), "{}", ran.err);
+    assert!(!ran.err.contains("`offload") && ran.out.contains("offloaded to host memory"), "{}{}", ran.out, ran.err);
+}
+
+/// Cards of ranks that are elsewhere are planned by name, one `--device` for each rank.
+#[test]
+fn cards_of_ranks_are_planned_by_name() {
+    let folder = Folder::new(Shape::TINY);
+    let config = folder.text("config.toml").replace("[training]", "[training]\ngradient_groups = 3");
+    folder.put("config.toml", format!("devices_by_rank = [\"cuda:62\", \"cuda:63\", \"cpu\"]\n{config}"));
+    folder.run(&["plan", "config.toml"]).says(6, &["rank 0:", "rank 2:", "(`--device mi50`, once for each rank)"]);
+    let named = ["--device", "mi50", "--device", "mi50", "--device", "a100-80,cpu"];
+    let ran = folder.run(&[&["plan", "config.toml"], &named[..]].concat());
+    ran.says(0, &["each of ranks 0, 1:", "rank 2:", "overrides `devices_by_rank"]);
+    assert!(ran.out.contains("available on mi50 (AMD Instinct MI50") && ran.out.contains("a100-80 1: "), "{}", ran.out);
+    let plans = folder.run(&[&["plan", "config.toml", "--json"], &named[..]].concat()).json();
+    assert_eq!(plans.len(), 2);
+    assert!(plans[0]["rank_host_bytes"].as_u64() > Some(0), "{}", plans[0]);
+    let fewer = ["--set", "gradient_groups=2"];
+    folder.run(&[&["plan", "config.toml"], &named[..], &fewer].concat()).says(2, &["3 ranks share 2 groups"]);
+    let other = ["--ranks", "2"];
+    folder.run(&[&["plan", "config.toml"], &named[..], &other].concat()).says(2, &["devices are named for 3 ranks"]);
+}
+
+/// Fewer, larger micro-batches leave devices of a list idle.
+#[test]
+fn a_list_is_not_advised_to_take_larger_micro_batches() {
+    let folder = Folder::new(Shape::TINY);
+    let advised = |device: &str| {
+        let sets = ["--set", "micro_batch_size=1", "--set", "gradient_accumulation_steps=8"];
+        let ran =
+            folder.run(&[&["plan", "config.toml", "--device", device, "--json", "--memory", "64"], &sets[..]].concat());
+        let all = ran.json()[0]["suggestions"].as_array().expect("a list").clone();
+        all.iter().filter_map(|advice| advice["set"].as_str().map(str::to_string)).collect::<Vec<_>>()
+    };
+    assert!(advised("cpu").iter().any(|set| set.contains("micro_batch_size=8")), "{:?}", advised("cpu"));
+    let list = advised("cpu,cpu");
+    assert!(!list.is_empty() && list.iter().all(|set| !set.contains("micro_batch")), "{list:?}");
 }
 
 /// Layers move to where memory is left; the last device has none to spare.
@@ -154,7 +307,7 @@ fn layers_go_where_memory_is() {
     let of = |value: &serde_json::Value, at: usize| value["devices"][at]["layers"].as_u64();
     assert_eq!([of(value, 0), of(value, 1)], [Some(4), Some(4)]);
     let second = value["memories"][1]["needed_bytes"].as_u64().expect("bytes");
-    let ran = plan(&format!("1,{:.12}", (second - 4096) as f64 / f64::from(1 << 30)));
+    let ran = plan(&format!("1,{}B", second - 1));
     let value = &ran.json()[0];
     assert_eq!((ran.code, [of(value, 0), of(value, 1)]), (0, [Some(5), Some(3)]));
 }

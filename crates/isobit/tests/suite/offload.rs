@@ -68,6 +68,10 @@ fn what_makes_no_sense_is_refused() {
     refused(&["device=cpu,cpu", "offload=weights"], 2, &["the CPU computes in host memory already"]);
     let limited = folder.run(&["train", "config.toml", "--memory", "1"]);
     limited.says(2, &["--memory limits the memory of a card", "ulimit -v"]);
+    let limited = folder.run(&["train", "config.toml", "--memory", "1", "--device", "cpu,cpu"]);
+    limited.says(2, &["--memory limits the memory of a card", "ulimit -v"]);
+    let bench = ["bench", "step", "--model", "tiny", "--memory", "512MiB"];
+    folder.run(&bench).says(2, &["--memory limits the memory of a card"]);
     let lists = ["train", "config.toml", "--device", "cpu,cpu", "--memory", "1,1,1"];
     folder.run(&lists).says(2, &["3 memories are given for 2 devices"]);
     let bench = ["bench", "step", "--model", "tiny", "--offload", "optimizer"];

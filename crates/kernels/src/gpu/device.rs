@@ -2,7 +2,7 @@
 
 use super::absent::Absent;
 use super::devices::{Api, Selector};
-use super::memory::{GpuBuffer, Tables, Usage, part_bytes};
+use super::memory::{GpuBuffer, MemoryLimit, Tables, Usage, part_bytes};
 use super::program::{Build, Program};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Runtime, Source, failure};
 use super::{GpuMemory, cuda, hip, opencl, probe};
@@ -14,6 +14,7 @@ use isobit_numerics::slices::Profile;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Work items per group, unless a kernel specifies otherwise: `GROUP` in `gpu/exact.h`.
 pub(super) const GROUP: usize = 256;
@@ -234,10 +235,10 @@ impl Gpu {
         }
     }
 
-    /// Limits the memory of all buffers together. A buffer that would exceed it panics with
-    /// [`OverLimit`](super::OverLimit).
-    pub fn limit_memory(&self, bytes: u64) {
-        self.device.usage.set_limit(usize::try_from(bytes).unwrap_or(usize::MAX));
+    /// Limits the memory of all buffers together, also those of other devices with the same limit.
+    /// A buffer that would exceed it panics with [`OverLimit`](super::OverLimit).
+    pub fn limit_memory(&self, limit: &Arc<MemoryLimit>) {
+        self.device.usage.set_limit(limit);
     }
 
     pub fn selector(&self) -> Selector {

@@ -4,10 +4,12 @@ use super::device::Gpu;
 use super::runtime::{Argument, Handle, Runtime};
 use crate::backend::{DeviceFailure, Length};
 use crate::buffer::{self, Element};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A fixed number of elements on the device. After a device failure it may have no memory; nothing
 /// accesses it then.
@@ -30,7 +32,31 @@ struct Memory {
 pub(super) struct Usage {
     live: Cell<usize>,
     peak: Cell<usize>,
-    limit: Cell<Option<usize>>,
+    limit: RefCell<Option<Arc<MemoryLimit>>>,
+}
+
+/// The most memory that buffers of a card may take. A card that is opened several times, each time
+/// on a thread of its own, has one limit for all.
+#[derive(Debug)]
+pub struct MemoryLimit {
+    bytes: usize,
+    held: AtomicUsize,
+}
+
+impl MemoryLimit {
+    pub fn new(bytes: u64) -> Self {
+        Self { bytes: usize::try_from(bytes).unwrap_or(usize::MAX), held: AtomicUsize::new(0) }
+    }
+
+    /// Counts `bytes` more, or says how many are held if that is too much.
+    fn take(&self, bytes: usize) -> Result<(), usize> {
+        let more = |held: usize| held.checked_add(bytes).filter(|all| *all <= self.bytes);
+        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(|_| ())
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 /// The panic payload when a buffer would exceed the limit on a device's memory, as
@@ -46,6 +72,7 @@ pub struct OverLimit {
 }
 
 impl Usage {
+    /// Counts a buffer that was allocated after `take`.
     fn add(&self, bytes: usize) {
         self.live.set(self.live.get() + bytes);
         self.peak.set(self.peak.get().max(self.live.get()));
@@ -53,22 +80,34 @@ impl Usage {
 
     fn remove(&self, bytes: usize) {
         self.live.set(self.live.get() - bytes);
+        self.give_back(bytes);
     }
 
     pub(super) fn peak_bytes(&self) -> usize {
         self.peak.get()
     }
 
-    pub(super) fn set_limit(&self, bytes: usize) {
-        self.limit.set(Some(bytes));
+    /// Buffers that are there already count.
+    pub(super) fn set_limit(&self, limit: &Arc<MemoryLimit>) {
+        limit.held.fetch_add(self.live.get(), Ordering::Relaxed);
+        if let Some(before) = self.limit.replace(Some(Arc::clone(limit))) {
+            before.give_back(self.live.get());
+        }
     }
 
-    /// Panics with [`OverLimit`] if `bytes` more are too much.
-    fn check(&self, bytes: usize, device: &str) {
-        let held = self.live.get();
-        if let Some(limit) = self.limit.get().filter(|limit| held.saturating_add(bytes) > *limit) {
-            let device = device.to_string();
+    /// Takes `bytes` off the limit. Panics with [`OverLimit`] if they are too much.
+    fn take(&self, bytes: usize, device: &str) {
+        if let Some(limit) = &*self.limit.borrow()
+            && let Err(held) = limit.take(bytes)
+        {
+            let (device, limit) = (device.to_string(), limit.bytes);
             std::panic::resume_unwind(Box::new(OverLimit { device, bytes, held, limit }));
+        }
+    }
+
+    fn give_back(&self, bytes: usize) {
+        if let Some(limit) = &*self.limit.borrow() {
+            limit.give_back(bytes);
         }
     }
 }
@@ -87,7 +126,7 @@ impl<T: Element> GpuBuffer<T> {
     pub(super) fn new(gpu: &Gpu, length: usize) -> Self {
         let bytes = length.checked_mul(size_of::<T>());
         if let Some(bytes) = bytes {
-            gpu.device.usage.check(allocated_bytes(bytes), gpu.device.runtime.name());
+            gpu.device.usage.take(allocated_bytes(bytes), gpu.device.runtime.name());
         }
         let handle = match bytes {
             Some(bytes) => gpu.device.attempt(|runtime| {
@@ -101,6 +140,8 @@ impl<T: Element> GpuBuffer<T> {
         let bytes = bytes.map_or(0, allocated_bytes);
         if handle.is_some() {
             gpu.device.usage.add(bytes);
+        } else {
+            gpu.device.usage.give_back(bytes);
         }
         let usage = Rc::clone(&gpu.device.usage);
         let memory = Memory { runtime: Rc::clone(&gpu.device.runtime), handle, bytes, usage };
@@ -299,6 +340,29 @@ mod tests {
     use super::*;
     use crate::backend::Device;
     use crate::gpu::{Api, Selector};
+
+    /// Two openings of one card share its limit, and what one frees the other may take.
+    #[test]
+    fn a_limit_is_one_for_all_who_share_it() {
+        let limit = Arc::new(MemoryLimit::new(100));
+        let [first, second] = [Usage::default(), Usage::default()];
+        first.add(10);
+        first.set_limit(&limit);
+        second.set_limit(&limit);
+        let take = |usage: &Usage, bytes: usize| {
+            let taken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| usage.take(bytes, "card")));
+            let taken = taken.map(|()| usage.add(bytes));
+            taken.map_err(|thrown| thrown.downcast_ref::<OverLimit>().map(|over| (over.held, over.limit)))
+        };
+        assert_eq!(take(&first, 40), Ok(()));
+        assert_eq!(take(&second, 51), Err(Some((50, 100))));
+        assert_eq!(take(&second, 50), Ok(()));
+        assert_eq!(take(&first, 1), Err(Some((100, 100))));
+        second.remove(50);
+        assert_eq!(take(&first, 50), Ok(()));
+        assert_eq!(take(&second, usize::MAX), Err(Some((100, 100))));
+        assert_eq!([&first, &second].map(Usage::peak_bytes), [100, 50]);
+    }
 
     /// An absent device refuses every allocation.
     #[test]

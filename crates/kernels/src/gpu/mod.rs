@@ -66,7 +66,7 @@ pub use cuda::{CompileOnly, CompiledKernel, CompiledProgram};
 pub use device::Gpu;
 pub use devices::{Api, Listing, Selector, is_gpu, list};
 pub(crate) use memory::PendingRead;
-pub use memory::{GpuBuffer, OverLimit};
+pub use memory::{GpuBuffer, MemoryLimit, OverLimit};
 pub use opencl::{EXACT_DIVISION_OPTION, OPTIONS as OPENCL_OPTIONS};
 pub use product4::{HostQuantizedWeight, QuantizedWeight};
 pub use program::{HEADER_NAMES, source_line};

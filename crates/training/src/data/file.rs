@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const CHUNK: usize = 128;
 /// Deeply nested template values are dropped recursively; the stack is large enough for anything
 /// the template's work limit can build.
-const STACK_BYTES: usize = 256 << 20;
+pub const STACK_BYTES: usize = 256 << 20;
 
 /// Loads one file.
 pub(super) struct FileLoader<'a> {

@@ -28,6 +28,7 @@ mod turns;
 mod variables;
 
 pub use error::{DataError, DataErrorKind, RowError, Untrainable};
+pub use file::STACK_BYTES as READER_STACK_BYTES;
 pub use format::RowFormat;
 pub use order::{EpochOrder, order};
 pub use report::{Bad, Bucket, Dropped, FileReport, Lengths, LossTokens, Report, RowSource, Truncated};
