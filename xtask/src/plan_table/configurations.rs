@@ -61,13 +61,13 @@ pub(super) const ON_CARD: [Configuration; 10] = [
     run("0.5B, full fine-tune, 4×1024, full", model::B05, 4, 1024, "full", FULL),
     run("1.5B, LoRA, 8×1024, full", model::B15, 8, 1024, "full", LORA),
     run("1.5B, LoRA, 4×1024, none", model::B15, 4, 1024, "none", LORA),
-    run("1.5B, full fine-tune, 1×1024, full", model::B15, 1, 1024, "full", FULL),
+    run("135M, full fine-tune, 8×1024, full", model::M135, 8, 1024, "full", FULL),
     Configuration {
         top: "offload = [\"optimizer\", \"activations\"]\n",
         ..run(
-            "1.5B, full fine-tune, 1×1024, full, optimizer and activations offloaded",
-            model::B15,
-            1,
+            "135M, full fine-tune, 8×1024, full, optimizer and activations offloaded",
+            model::M135,
+            8,
             1024,
             "full",
             FULL,
