@@ -33,11 +33,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
     /// Device: cpu, opencl:N, cuda:N, hip:N, or auto for the first card that works, else the CPU;
-    /// `eval` also takes a list that divides the layers: cuda:0,cpu [default: cpu, or the device of
-    /// `eval --config`]
+    /// `eval` also takes a list that divides the layers: cuda:0,cpu [default: cpu, or that of the
+    /// config]
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
-    /// Number of threads; 0 means all cores [default: 0, or that of `eval --config`]
+    /// Number of threads; 0 means all cores [default: 0, or that of the config]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Slice product profile: x2 or x3 [default: x2]
