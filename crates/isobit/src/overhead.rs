@@ -43,9 +43,9 @@ pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: 
     process.saturating_add(tokenizer.saturating_sub(counted))
 }
 
-/// Address space of a run on the CPU beside the `needed` bytes of memory: `mapped` bytes of weights,
-/// and the stacks of `threads`. Before anything else is there, data are read by threads with large
-/// stacks; the larger of both counts.
+/// Address space of a run on the CPU beside the `needed` bytes of memory: `mapped` bytes of
+/// weights, and the stacks of `threads`. Before anything else is there, data are read by threads
+/// with large stacks; the larger of both counts.
 pub(crate) fn of_address_space(run: &Run, mapped: u64, threads: usize, needed: u64) -> u64 {
     let computing = (threads as u64).saturating_mul(STACK).saturating_add(mapped);
     let reading = u64::from(run.data_workers).saturating_mul(READER_STACK_BYTES as u64).saturating_add(READING);
