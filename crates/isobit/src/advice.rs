@@ -217,7 +217,7 @@ fn smaller(run: &Run) -> Vec<Change> {
 /// What to do where no setting helps.
 fn last_resort(run: &Run) -> &'static str {
     if matches!(run.adapter, Adapter::Lora(_)) {
-        "take a smaller base model, or one in 4 bits (GPTQ)"
+        "set `load_in_4bit = true`, or take a smaller base model"
     } else {
         "train an adapter (`type = \"lora\"` under [adapter])"
     }

@@ -94,6 +94,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let (None, Some(run)) = (&model.options.profile, &run) {
         model.options.profile = Some(run.profile.name().to_string());
     }
+    if let (None, Some(run)) = (model.options.load_in_4bit, &run) {
+        model.options.load_in_4bit = run.load_in_4bit;
+    }
     let place = Place::of(&arguments.options, run.as_ref())?;
     let rows = rows(arguments, folder, run.as_ref())?;
     let quiet = arguments.options.quiet || arguments.json;

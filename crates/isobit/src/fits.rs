@@ -22,7 +22,7 @@ use isobit_training::free_memory::free_memory_beside;
 use isobit_training::plan::{
     MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows, offloaded_memory,
 };
-use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
+use isobit_training::prepare::{RunError, check_positions, loads_in_4bit, model_config, step_settings, trained};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
 
@@ -210,7 +210,7 @@ pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
         }
     }
     if matches!(run.adapter, Adapter::Lora(_)) {
-        "even one row at a time does not fit: lower `max_seq_length`, or take a smaller base model, or one in 4 bits (GPTQ)"
+        "even one row at a time does not fit: lower `max_seq_length`, set `load_in_4bit = true`, or take a smaller base model"
             .to_string()
     } else {
         "even one row at a time does not fit: train an adapter (`type = \"lora\"` under [adapter]), or lower `max_seq_length`"
@@ -415,14 +415,14 @@ pub(crate) fn with_shapes<R>(
 ) -> Result<R, RunError> {
     match weights(run, model)? {
         Some(weights) => work(&Shapes::Of(&weights)),
-        None => work(&ConfigShapes::new(model)?),
+        None => work(&ConfigShapes::new(model)?.load_in_4bit(loads_in_4bit(run)?)?),
     }
 }
 
 /// The weights of the model; none if its folder holds no weight file.
 pub(crate) fn weights(run: &Run, model: &Config) -> Result<Option<Weights>, RunError> {
     match TensorFiles::open(&run.base_model) {
-        Ok(files) => Ok(Some(Weights::new(files, model)?)),
+        Ok(files) => Ok(Some(Weights::new(files, model)?.load_in_4bit(loads_in_4bit(run)?)?)),
         Err(FileError::Missing { path }) if path.ends_with("model.safetensors") => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -13,7 +13,9 @@ use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_proof::{FileError, Hash, Manifest, regular};
 use isobit_training::checkpoint::{ADAPTER, ADAPTER_CONFIG, FINAL};
 use isobit_training::hub_cache;
-use isobit_training::prepare::{CONFIG_BYTES_MAX, HUB_HINT, RunError, base_digest, is_hub_name, model_config};
+use isobit_training::prepare::{
+    CONFIG_BYTES_MAX, HUB_HINT, RunError, base_digest, is_hub_name, is_trained_in_4bit, model_config,
+};
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, clap::Args)]
@@ -43,6 +45,9 @@ pub(crate) struct Options {
     /// Slice product profile: x2 or x3 [default: x2]
     #[arg(long)]
     pub(crate) profile: Option<String>,
+    /// Quantise linear layers to 4 bits while loading [default: as the adapter was trained]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) load_in_4bit: Option<bool>,
     /// Set a variable of the chat template: `--template-var enable_thinking=false`
     #[arg(long, value_name = "NAME=VALUE", value_parser = crate::data::template_variable)]
     pub(crate) template_var: Vec<String>,
@@ -139,7 +144,16 @@ impl Arguments {
             None => Trained::Nothing,
         };
         let settings = Settings { trained, profile, positions, seed: 0 };
-        let weights = Weights::new(TensorFiles::open(&folder)?, &config)?;
+        let quantises = match (self.options.load_in_4bit, &self.options.adapter) {
+            (Some(wanted), _) => wanted,
+            // Also for the base alone beside its adapter: the two are compared.
+            (None, Some(beside)) => {
+                let beside = adapter.clone().or_else(|| adapter::located(beside).ok());
+                beside.map_or(Ok(false), |folder| is_trained_in_4bit(&folder))?
+            }
+            (None, None) => false,
+        };
+        let weights = Weights::new(TensorFiles::open(&folder)?, &config)?.load_in_4bit(quantises)?;
         if let Some(note) = weights.unused_note().filter(|_| warns) {
             tell(&format!("warning: {note}"));
         }

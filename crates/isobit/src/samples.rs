@@ -92,6 +92,7 @@ fn made(run: &Run) -> Result<Vec<Sample>, Failure> {
             device: Some(device.to_string()),
             threads: Some(run.threads as usize),
             profile: Some(run.profile.name().to_string()),
+            load_in_4bit: run.load_in_4bit,
             template_var: Vec::new(),
             quiet: true,
         },

@@ -23,7 +23,7 @@ use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_proof::Manifest;
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Every, Run, Settled};
-use isobit_training::prepare::{Prepared, RunError, prepare, step_settings};
+use isobit_training::prepare::{Prepared, RunError, is_trained_in_4bit, prepare, step_settings};
 use isobit_training::ranks::handshake::{self, Introduction};
 use isobit_training::ranks::{Team, World};
 use isobit_training::row::Row;
@@ -282,6 +282,16 @@ fn warn(prepared: &Prepared) {
         tell(&format!(
             "warning: `adapter.resume_from`: the adapter was trained on a different base: its digest is {made_on}, \
              that of {base} is {found} (config and weights)"
+        ));
+    }
+    if let Some(folder) = prepared.start.as_deref().and_then(Path::parent)
+        && let Ok(theirs) = is_trained_in_4bit(folder)
+        && let ours = prepared.identity.load_in_4bit.is_some()
+        && ours != theirs
+    {
+        tell(&format!(
+            "warning: `adapter.resume_from`: the adapter was trained with load_in_4bit = {theirs}, but this run has \
+             {ours}"
         ));
     }
     if let Some(note) = prepared.weights.unused_note() {

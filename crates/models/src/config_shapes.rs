@@ -8,6 +8,7 @@ use crate::ModelError;
 use crate::config::{Config, MlpKind, Quantization, quantization};
 use crate::experts::Projection;
 use crate::gptq::GptqForm;
+use crate::int4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use regex::Regex;
 use std::borrow::Cow;
@@ -21,6 +22,8 @@ pub struct ConfigShapes<'a> {
     config: &'a Config,
     /// Modules that the config excludes from quantisation.
     excluded: Vec<Regex>,
+    /// Whether linear layers are quantised while they are loaded.
+    loads_in_4bit: bool,
 }
 
 impl<'a> ConfigShapes<'a> {
@@ -31,7 +34,15 @@ impl<'a> ConfigShapes<'a> {
         };
         let excluded = patterns.iter().map(|pattern| quantization::expression(pattern)).collect::<Result<_, _>>();
         let excluded = excluded.map_err(|what| ModelError::Config { file: "config.json".to_string(), what })?;
-        Ok(Self { config, excluded })
+        Ok(Self { config, excluded, loads_in_4bit: false })
+    }
+
+    /// The same with linear layers quantised while they are loaded, if `wanted`.
+    pub fn load_in_4bit(self, wanted: bool) -> Result<Self, ModelError> {
+        if wanted {
+            int4::check(&self.config.quantization)?;
+        }
+        Ok(Self { loads_in_4bit: wanted, ..self })
     }
 
     /// The form of a quantised module.
@@ -82,5 +93,9 @@ impl WeightSource for ConfigShapes<'_> {
 
     fn quantised(&self, path: &str, _outputs: usize, inputs: usize) -> Result<Option<GptqForm>, ModelError> {
         Ok(self.form(path, inputs))
+    }
+
+    fn loads_in_4bit(&self) -> bool {
+        self.loads_in_4bit
     }
 }

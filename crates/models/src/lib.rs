@@ -3,7 +3,7 @@
 //! `families/` has one file per family, with everything specific to it; `config/` reads
 //! `config.json`. `source.rs` is where weights come from: `weights.rs` is a model folder with its
 //! names (`names.rs`), unused tensors (`unused.rs`, against `inventory.rs`) and quantised matrices
-//! (`fp8.rs`, `gptq.rs`); `experts.rs` reads the experts of a layer in any layout; `gguf.rs` has
+//! (`fp8.rs`, `gptq.rs`, `int4.rs`); `experts.rs` reads the experts of a layer in any layout; `gguf.rs` has
 //! llama.cpp's names.
 
 // What is trained: `adapter.rs` selects the modules that get an adapter, `peft_rules.rs` refuses
@@ -23,6 +23,7 @@ pub mod fp8;
 pub mod generate;
 pub mod gguf;
 pub mod gptq;
+pub mod int4;
 pub mod inventory;
 mod layer;
 pub mod merge;

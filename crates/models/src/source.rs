@@ -107,6 +107,11 @@ pub trait WeightSource {
         Ok(None)
     }
 
+    /// Whether matrices that are not quantised become so while they are loaded (`int4.rs`).
+    fn loads_in_4bit(&self) -> bool {
+        false
+    }
+
     /// That matrix will not be requested again.
     fn release_weight(&self, path: &str) {
         self.release(&format!("{path}.weight"));
@@ -285,6 +290,13 @@ impl WeightSource for Shapes<'_> {
         match self {
             Self::All(_) => Ok(None),
             Self::Of(source) => source.quantised(path, outputs, inputs),
+        }
+    }
+
+    fn loads_in_4bit(&self) -> bool {
+        match self {
+            Self::All(_) => false,
+            Self::Of(source) => source.loads_in_4bit(),
         }
     }
 

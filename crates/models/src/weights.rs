@@ -9,7 +9,7 @@ use crate::config::{Config, Fp8Config, GptqConfig, Quantization, quantization};
 use crate::gptq::GptqForm;
 use crate::names::Names;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, check_shape, format_of, stored};
-use crate::{fp8, gptq, unused};
+use crate::{fp8, gptq, int4, unused};
 use isobit_proof::safetensors::{Dtype, Tensor, TensorFiles};
 use regex::Regex;
 use std::borrow::Cow;
@@ -23,6 +23,8 @@ pub struct Weights {
     quantization: Quantization,
     /// Modules that the config excludes from quantisation.
     excluded: Vec<Regex>,
+    /// Whether linear layers are quantised while they are loaded.
+    loads_in_4bit: bool,
 }
 
 /// A tensor to be copied with the model.
@@ -43,7 +45,17 @@ impl Weights {
             _ => Ok(Vec::new()),
         };
         let excluded = excluded.map_err(|what| ModelError::Config { file: "config.json".to_string(), what })?;
-        Ok(Self { files, names, unused, quantization: config.quantization.clone(), excluded })
+        let quantization = config.quantization.clone();
+        Ok(Self { files, names, unused, quantization, excluded, loads_in_4bit: false })
+    }
+
+    /// The same with linear layers quantised while they are loaded, if `wanted`. An error if the
+    /// file holds them in 4 bits already.
+    pub fn load_in_4bit(self, wanted: bool) -> Result<Self, ModelError> {
+        if wanted {
+            int4::check(&self.quantization)?;
+        }
+        Ok(Self { loads_in_4bit: wanted, ..self })
     }
 
     pub fn tensor_files(&self) -> &TensorFiles {
@@ -249,6 +261,10 @@ impl WeightSource for Weights {
         let form = self.gptq_module(path, &file_path, outputs, inputs)?.form()?;
         self.files.release(&format!("{file_path}.g_idx"));
         Ok(Some(form))
+    }
+
+    fn loads_in_4bit(&self) -> bool {
+        self.loads_in_4bit
     }
 
     fn release_weight(&self, path: &str) {

@@ -12,6 +12,7 @@ pub mod digest;
 pub mod elementary;
 pub mod fma;
 pub mod gguf_blocks;
+pub mod int4;
 pub mod lanes;
 pub mod philox;
 pub mod rope;

@@ -118,6 +118,9 @@ pub struct Manifest {
     pub run: Option<Hash>,
     /// Digest of the model it was trained from.
     pub base: Option<Hash>,
+    /// The rule by which the linear layers of that model were quantised while it was loaded, if
+    /// they were.
+    pub load_in_4bit: Option<String>,
 }
 
 /// The form on disk.
@@ -129,6 +132,8 @@ struct Stored<Files> {
     run: Option<Hash>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     base: Option<Hash>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    load_in_4bit: Option<String>,
     files: Files,
     /// Hash of the same content without this field, as JSON without spaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -152,7 +157,7 @@ impl Manifest {
             }
             files.insert(name.to_string(), FileRecord::of(&folder.join(name))?);
         }
-        Ok(Self { files, run: None, base: None })
+        Ok(Self { files, run: None, base: None, load_in_4bit: None })
     }
 
     /// Writes the manifest into the folder; it must be the last file written there.
@@ -167,7 +172,8 @@ impl Manifest {
     /// Reads the manifest of a folder, without checking the files it lists.
     pub fn read(folder: &Path) -> Result<Self, FileError> {
         let path = folder.join(Self::NAME);
-        let Stored { schema, run, base, files, digest: recorded } = json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
+        let Stored { schema, run, base, load_in_4bit, files, digest: recorded } =
+            json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
         if schema != Self::SCHEMA && schema != Self::EARLIER {
             let what = format!("its schema is {}, but this version reads `{}`", quoted(&schema), Self::SCHEMA);
             return Err(FileError::malformed(&path, what));
@@ -175,9 +181,9 @@ impl Manifest {
         if let Some(name) = files.0.keys().find(|name| !is_plain(name)) {
             return Err(FileError::malformed(&path, format!("{} is not a file of this folder", quoted(name))));
         }
-        let manifest = Self { files: files.0, run, base };
+        let manifest = Self { files: files.0, run, base, load_in_4bit };
         let wanted = (schema == Self::SCHEMA).then(|| digest(&manifest.stored(&schema)));
-        if recorded != wanted || (wanted.is_none() && (run, base) != (None, None)) {
+        if recorded != wanted || (wanted.is_none() && manifest.says_more_than_files()) {
             let what = "its own digest does not match".to_string();
             return Err(FileError::Altered { path, what });
         }
@@ -199,7 +205,19 @@ impl Manifest {
     }
 
     fn stored(&self, schema: &str) -> Stored<&BTreeMap<String, FileRecord>> {
-        Stored { schema: schema.to_string(), run: self.run, base: self.base, files: &self.files, digest: None }
+        Stored {
+            schema: schema.to_string(),
+            run: self.run,
+            base: self.base,
+            load_in_4bit: self.load_in_4bit.clone(),
+            files: &self.files,
+            digest: None,
+        }
+    }
+
+    /// Manifests of the earlier schema list files only.
+    fn says_more_than_files(&self) -> bool {
+        self.run.is_some() || self.base.is_some() || self.load_in_4bit.is_some()
     }
 
     /// Compares a folder with this manifest. The error names the first file, by name, that is
@@ -324,7 +342,8 @@ mod tests {
         assert_eq!(Manifest::check(folder).expect("another tool's"), None);
         std::fs::write(folder.join("a"), "1").expect("written");
         let made = Manifest::of(folder, ["a"]).expect("made");
-        let manifest = Manifest { run: Some(Hash([7; 32])), base: Some(Hash([8; 32])), ..made.clone() };
+        let load_in_4bit = Some("a-rule".to_string());
+        let manifest = Manifest { run: Some(Hash([7; 32])), base: Some(Hash([8; 32])), load_in_4bit, ..made.clone() };
         manifest.write(folder).expect("written");
         std::fs::write(folder.join("notes"), "the user's").expect("written");
         assert_eq!(Manifest::check(folder).expect("as recorded"), Some(manifest.clone()));

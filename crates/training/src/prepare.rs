@@ -12,9 +12,10 @@ use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_kernels::DeviceFailure;
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights};
+use isobit_models::{Config, LoraConfig, int4, ModelError, Targets, Trained, Weights};
 use isobit_proof::FileError;
 use isobit_proof::hash::{FileRecord, Hash, Manifest};
+use isobit_proof::name::quoted;
 use isobit_proof::regular;
 use isobit_proof::safetensors::TensorFiles;
 use std::path::{Path, PathBuf};
@@ -126,12 +127,18 @@ pub struct Prepared {
 }
 
 pub fn prepare(run: Run) -> Result<Prepared, RunError> {
+    let quantises = loads_in_4bit(&run)?;
+    // Where it is off by default, the identity of a run is that of one from before this key. A
+    // starting adapter of an unknown rule needs it to be said.
+    let by_default = starting_adapter::is_quantised(&run).unwrap_or(true);
+    let load_in_4bit = (quantises || by_default).then_some(quantises);
+    let run = Run { load_in_4bit, ..run };
     let model = model_config(&run.base_model)?;
     check_output(&run)?;
     check_positions(&run, &model)?;
     targets::check(&model, &trained(&run))?;
     Manifest::check(&run.base_model)?;
-    let weights = Weights::new(TensorFiles::open(&run.base_model)?, &model)?;
+    let weights = Weights::new(TensorFiles::open(&run.base_model)?, &model)?.load_in_4bit(quantises)?;
     let Rows { train, eval, report } = rows(&run, &model)?;
     let steps = run.steps(train.len() as u64);
     let start = starting_adapter::find(&run, &model)?;
@@ -143,8 +150,34 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
         profile: run.profile.name().to_string(),
         numerics: isobit_numerics::VERSION.to_string(),
         start: start.as_deref().map(Hash::of_file).transpose()?.map(|digest| digest.to_string()),
+        load_in_4bit: quantises.then(|| int4::RULE.to_string()),
     };
     Ok(Prepared { run, steps, model, weights, train, eval, report, identity, start, base_files })
+}
+
+/// Whether a run quantises its base while it is loaded: as the config says, or else as the adapter
+/// that it starts from was trained.
+pub fn loads_in_4bit(run: &Run) -> Result<bool, RunError> {
+    match run.load_in_4bit {
+        Some(wanted) => Ok(wanted),
+        None => starting_adapter::is_quantised(run),
+    }
+}
+
+/// Whether the adapter in a folder was trained on a base that was quantised while it was loaded.
+pub fn is_trained_in_4bit(folder: &Path) -> Result<bool, RunError> {
+    let manifest = regular::if_there(Manifest::read(folder))?;
+    match manifest.and_then(|manifest| manifest.load_in_4bit).as_deref() {
+        None => Ok(false),
+        Some(int4::RULE) => Ok(true),
+        Some(rule) => {
+            let (folder, rule, ours) = (folder.display(), quoted(rule), int4::RULE);
+            Err(RunError::Refused {
+                what: format!("the base of {folder} was quantised by the rule {rule}, but this version has `{ours}`"),
+                hint: "use the version of isobit that made it, or say `load_in_4bit = false` (`--load-in-4bit false`)",
+            })
+        }
+    }
 }
 
 /// A run has a folder of its own.

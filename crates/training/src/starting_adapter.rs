@@ -3,14 +3,29 @@
 //! the adapter's file holds is part of the run's identity.
 
 use crate::checkpoint::{ADAPTER, ADAPTER_CONFIG, FINAL};
-use crate::config::{Adapter, Run};
+use crate::config::{Adapter, Lora, Run};
 use crate::engine::{Engine, Stored};
-use crate::prepare::{CONFIG_BYTES_MAX, HUB_HINT, Prepared, RunError, is_hub_name, trained};
+use crate::prepare::{CONFIG_BYTES_MAX, HUB_HINT, Prepared, RunError, is_hub_name, is_trained_in_4bit, trained};
 use isobit_models::adapter::AdapterDifference;
 use isobit_models::{Config, LoraConfig, Trained, peft};
 use isobit_proof::safetensors::SafeTensors;
 use isobit_proof::{Manifest, regular};
 use std::path::{Path, PathBuf};
+
+/// A run stands for its final adapter.
+fn located(named: &Path) -> PathBuf {
+    let last = named.join(FINAL);
+    let is_run = !named.join(ADAPTER_CONFIG).is_file() && last.join(ADAPTER_CONFIG).is_file();
+    if is_run { last } else { named.to_path_buf() }
+}
+
+/// Whether a run starts from an adapter that was trained on a base quantised while it was loaded.
+pub(crate) fn is_quantised(run: &Run) -> Result<bool, RunError> {
+    match &run.adapter {
+        Adapter::Lora(Lora { resume_from: Some(named), .. }) => is_trained_in_4bit(&located(named)),
+        _ => Ok(false),
+    }
+}
 
 /// The tensor file of the adapter that the config names, once it is found to be the one that the
 /// config describes.
@@ -20,10 +35,7 @@ pub(crate) fn find(run: &Run, model: &Config) -> Result<Option<PathBuf>, RunErro
     if !named.exists() && is_hub_name(named) {
         return Err(RunError::Refused { what: format!("{} does not exist", named.display()), hint: HUB_HINT });
     }
-    // A run stands for its final adapter.
-    let last = named.join(FINAL);
-    let is_run = !named.join(ADAPTER_CONFIG).is_file() && last.join(ADAPTER_CONFIG).is_file();
-    let folder = if is_run { last } else { named.clone() };
+    let folder = located(named);
     let theirs = peft::parse_config(&regular::read_text(&folder.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX)?)?;
     Manifest::check(&folder)?;
     if !theirs.saved.is_empty() {

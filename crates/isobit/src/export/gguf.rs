@@ -1,6 +1,6 @@
 //! `isobit export gguf`: an adapter, a model, or a model with its adapter merged, as one GGUF file.
 
-use super::{adapter_and_base, failed, open};
+use super::{Onto, adapter_and_base, failed, open};
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::model::{self, Opened};
@@ -29,6 +29,10 @@ pub(crate) struct Arguments {
     /// Base model folder of an adapter [default: the one that its config names]
     #[arg(long, value_name = "FOLDER")]
     base: Option<PathBuf>,
+    /// With `--merge`, what the adapter is added to, if its base was loaded in 4 bits
+    /// (`load_in_4bit`)
+    #[arg(long, value_enum, default_value_t = Onto::Trained)]
+    onto: Onto,
     /// Number format: f32, f16, bf16, q8_0 or q4_0 [default: that of the base, f32 for an adapter]
     #[arg(long = "type", value_name = "TYPE", value_parser = kind)]
     kind: Option<GgmlType>,
@@ -117,11 +121,11 @@ fn opened(arguments: &Arguments) -> Result<(model::Arguments, Opened, Content), 
             let message = format!("{} is a model, not an adapter", folder.display());
             return Err(Failure::usage(message, "leave out `--merge` and `--base`"));
         }
-        let (model, opened) = open(folder, None)?;
+        let (model, opened) = open(folder, None, Onto::Original)?;
         return Ok((model, opened, Content::Model));
     }
     let (adapter, base) = adapter_and_base(&arguments.source, arguments.base.as_deref())?;
-    let (model, opened) = open(base, Some(adapter))?;
+    let (model, opened) = open(base, Some(adapter), arguments.onto)?;
     Ok((model, opened, if arguments.merge { Content::Model } else { Content::Adapter }))
 }
 

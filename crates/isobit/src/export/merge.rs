@@ -1,6 +1,6 @@
 //! `isobit export merge`: a base with an adapter added to its weights, as a Hugging Face folder.
 
-use super::{adapter_and_base, failed, float_format, open};
+use super::{Onto, adapter_and_base, failed, float_format, open};
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::stderr::tell;
@@ -27,6 +27,9 @@ pub(crate) struct Arguments {
     /// Number format: bf16, f16 or f32 [default: that of the base; bf16 for a quantised one]
     #[arg(long, value_parser = dtype)]
     dtype: Option<SaveDtype>,
+    /// What the adapter is added to, if its base was loaded in 4 bits (`load_in_4bit`)
+    #[arg(long, value_enum, default_value_t = Onto::Trained)]
+    onto: Onto,
     /// Number of threads; 0 means all cores
     #[arg(long, default_value_t = 0)]
     threads: usize,
@@ -73,7 +76,7 @@ impl Job for Merging<'_> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     export::check_target(&arguments.output).map_err(|error| crate::failure::failed(&error))?;
     let (adapter, base) = adapter_and_base(&arguments.adapter, arguments.base.as_deref())?;
-    let (model, opened) = open(base, Some(adapter))?;
+    let (model, opened) = open(base, Some(adapter), arguments.onto)?;
     let chosen = Chosen::parse("cpu", arguments.threads)?;
     let files = on_device(&chosen, true, Merging { arguments, opened: &opened })?;
     let files = files.map_err(|error| {

@@ -27,6 +27,15 @@ enum Command {
     Gguf(gguf::Arguments),
 }
 
+/// What an adapter is added to, where its base was quantised while it was loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Onto {
+    /// The weights that it was trained against
+    Trained,
+    /// The weights of the base's files
+    Original,
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Merge(arguments) => merge::run(arguments),
@@ -59,9 +68,16 @@ fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, Path
 }
 
 /// A model and its adapter, as `eval` would open them.
-fn open(base: PathBuf, adapter: Option<PathBuf>) -> Result<(model::Arguments, model::Opened), Failure> {
-    let options =
-        model::Options { adapter, device: None, threads: None, profile: None, template_var: Vec::new(), quiet: true };
+fn open(base: PathBuf, adapter: Option<PathBuf>, onto: Onto) -> Result<(model::Arguments, model::Opened), Failure> {
+    let options = model::Options {
+        adapter,
+        device: None,
+        threads: None,
+        profile: None,
+        load_in_4bit: (onto == Onto::Original).then_some(false),
+        template_var: Vec::new(),
+        quiet: true,
+    };
     let arguments = model::Arguments { model: base, options };
     let opened = arguments.open_to_copy()?;
     Ok((arguments, opened))

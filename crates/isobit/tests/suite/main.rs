@@ -26,6 +26,7 @@ mod hip_broken;
 mod init;
 mod interrupt;
 mod json_errors;
+mod load_in_4bit;
 mod machine;
 mod model_files;
 mod model_folder;

@@ -76,7 +76,7 @@ fn overrides() {
         ("base_model=nowhere", ["nowhere does not exist", "check the path"]),
         ("base_model=Qwen/Qwen3-0.6B", ["Qwen/Qwen3-0.6B does not exist", "Hugging Face hub"]),
         ("base_model=model/Qwen3-0.6B", ["model/Qwen3-0.6B does not exist", "check the path"]),
-        ("adapter.type=qlora", ["--set adapter.type=qlora", "4-bit GPTQ"]),
+        ("adapter.type=qlora", ["--set adapter.type=qlora", "load_in_4bit = true"]),
         ("base_model=data.jsonl", ["data.jsonl is not a folder", "config.json"]),
         ("datasets.0.path=nowhere.jsonl", ["nowhere.jsonl does not exist", "check the path"]),
         ("datasets.0.path=model", ["model is a folder", "name files"]),

@@ -12,12 +12,13 @@ use crate::build::{Builder, initial_a, only_adapters, stored_finite};
 use crate::config::{Config, ExpertsConfig, Scoring as ScoringConfig};
 use crate::experts::{self, Experts as Loaded, ExpertsShape, GptqExperts, Projection, StoredExperts};
 use crate::files::{Factor, Form};
+use crate::int4;
 use crate::layer::experts::{SharedExpert, SparseMlp};
 use crate::source::StoredTensor;
 use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, Quantized, ROUTER_PROFILE, Router};
 use isobit_kernels::Backend;
 use isobit_kernels::op::low_rank::RANK_MAX;
-use isobit_kernels::op::{Scoring, SliceShape};
+use isobit_kernels::op::{QuantizedShape, Scoring, SliceShape};
 
 /// The two tensors of a layer's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +191,13 @@ impl<B: Backend> Builder<'_, B> {
                 }
                 self.trained_in_layer(id, shape.experts, shape_of_one)
             }
+            Loaded::Stored(stored) if self.quantises(part, shape) => {
+                let mut parts = Vec::new();
+                for &projection in part.projections() {
+                    parts.push(self.experts_to_quantise(&name, stored, projection)?);
+                }
+                Matrix::Quantized(parts)
+            }
             Loaded::Stored(stored) => {
                 let stacked = Self::stacked(part, stored)?;
                 stored_finite(&name, &stacked)?;
@@ -235,6 +243,31 @@ impl<B: Backend> Builder<'_, B> {
             self.forms.insert(b, Form::RankMajor { experts, outputs, rank });
         }
         Ok(ExpertAdapter { a, b, rank, scale: target.scale, halves })
+    }
+
+    /// Whether the matrices of a tensor are quantised while they are loaded.
+    fn quantises(&self, part: ExpertTensor, shape: ExpertsShape) -> bool {
+        let mut shapes = part.projections().iter().map(|projection| projection.shape(shape));
+        self.source.loads_in_4bit() && shapes.all(|[rows, columns]| int4::takes(rows, columns))
+    }
+
+    /// A projection of all experts, quantised one expert at a time.
+    fn experts_to_quantise(
+        &mut self,
+        name: &str,
+        stored: &StoredExperts,
+        projection: Projection,
+    ) -> Result<Quantized<B>, ModelError> {
+        let [rows, columns] = projection.shape(stored.shape());
+        let shape = QuantizedShape { count: stored.shape().experts, ..int4::FORM.shape(rows, columns) };
+        self.quantized(shape, |expert| {
+            let matrix = stored.expert(projection, expert)?;
+            stored_finite(name, &matrix)?;
+            let weight = int4::quantise(name, &matrix, rows, columns)?;
+            drop(matrix);
+            stored.release_expert(projection, expert);
+            Ok(weight)
+        })
     }
 
     /// One tensor of all experts, stacked.

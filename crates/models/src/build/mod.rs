@@ -1,8 +1,8 @@
 //! Builds a model: finds every tensor by name, checks its shape, and slices it or keeps it in the
 //! form its op needs.
 //!
-//! Frozen matrices are kept only as slices, two bytes per weight (x2), or in their stored 4 bits; a
-//! tensor's file pages may be dropped once it is read.
+//! Frozen matrices are kept only as slices, two bytes per weight (x2), or in 4 bits, as stored or as
+//! quantised here; a tensor's file pages may be dropped once it is read.
 
 mod experts;
 mod layer;
@@ -13,6 +13,7 @@ use crate::ModelError;
 use crate::adapter::{Trained, decays};
 use crate::config::{AttentionKind, Config, MlpKind, NormStyle};
 use crate::files::Form;
+use crate::int4;
 use crate::inventory::Inventory;
 use crate::layer::Block;
 use crate::model::{Head, Model, Part, RotaryTables};
@@ -353,6 +354,9 @@ impl<B: Backend> Builder<'_, B> {
             if trained {
                 return self.trained_matrix(path, rows, width, self.settings.profile);
             }
+            if self.source.loads_in_4bit() && int4::takes(rows, width) {
+                return self.matrix_to_quantise(path, rows, width);
+            }
             return self.sliced_matrix(path, rows, width, self.settings.profile);
         };
         if trained {
@@ -364,6 +368,19 @@ impl<B: Backend> Builder<'_, B> {
             Weight::Gptq(weight) => Ok(weight),
             Weight::Stored(_) => unreachable!("a source that says that it is quantised gives it so"),
         })?;
+        self.source.release_weight(path);
+        Ok(Matrix::Quantized(vec![quantized]))
+    }
+
+    /// A frozen matrix that is quantised now.
+    fn matrix_to_quantise(&mut self, path: &str, rows: usize, width: usize) -> Result<Matrix<B>, ModelError> {
+        let name = format!("{path}.weight");
+        let stored = self.source.tensor(&name, &[rows, width])?;
+        let quantized = self.quantized(int4::FORM.shape(rows, width), |_| {
+            stored_finite(&name, &stored)?;
+            int4::quantise(&name, &stored, rows, width)
+        })?;
+        drop(stored);
         self.source.release_weight(path);
         Ok(Matrix::Quantized(vec![quantized]))
     }

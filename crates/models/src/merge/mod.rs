@@ -6,15 +6,18 @@
 //! with the model.
 
 mod delta;
+mod quantised;
 mod targets;
 
 use crate::ModelError;
 use crate::adapter::LoraConfig;
 use crate::config::{Config, Quantization};
 use crate::experts::{self, Experts, ExpertsShape, Projection};
+use crate::int4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, stored};
 use crate::weights::{Copied, Weights};
 use delta::{Factors, Orientation};
+use quantised::QuantisedTensors;
 
 pub use delta::LowRankFactors;
 use isobit_kernels::{Backend, DeviceFailure};
@@ -40,6 +43,8 @@ pub struct Merged<'a> {
     /// By our name of the tensor, in the layout of the files.
     changes: BTreeMap<String, Change>,
     recent: RefCell<Vec<(usize, Rc<Factors>)>>,
+    /// Tensors whose numbers are those of the quantised base.
+    quantised: QuantisedTensors,
     /// Whether the model's head is its embedding table, and the adapter changes only one of them.
     untied: bool,
 }
@@ -59,7 +64,7 @@ pub struct MergedTensor {
 pub enum MergedKind {
     /// Numbers of the base.
     Kept,
-    /// A quantised matrix of the base, as numbers.
+    /// A matrix of the base that is quantised, in its file or while it is loaded, as numbers.
     Expanded,
     /// Numbers with an adapter added, or in place of the base's.
     Changed,
@@ -84,7 +89,8 @@ impl<'a> Merged<'a> {
         }
         let untied = config.tied && [TABLE, HEAD].iter().any(|name| changes.contains_key(*name));
         let adapter = adapter.map(|(_, file)| file);
-        Ok(Self { config, weights, adapter, deltas, changes, recent: RefCell::default(), untied })
+        let quantised = QuantisedTensors::of(config, weights)?;
+        Ok(Self { config, weights, adapter, deltas, changes, recent: RefCell::default(), quantised, untied })
     }
 
     pub fn config(&self) -> &'a Config {
@@ -128,10 +134,13 @@ impl<'a> Merged<'a> {
                     continue;
                 }
             };
-            let kind = match (here.is_some_and(|here| self.changes.contains_key(&*here)), tensor.dtype) {
-                (true, _) => MergedKind::Changed,
-                (false, Dtype::F8E4M3) => MergedKind::Expanded,
-                (false, _) => MergedKind::Kept,
+            let is_changed = here.as_ref().is_some_and(|here| self.changes.contains_key(&**here));
+            let is_quantised = here.is_some_and(|here| self.quantised.contains(&here));
+            let kind = match tensor.dtype {
+                _ if is_changed => MergedKind::Changed,
+                Dtype::F8E4M3 => MergedKind::Expanded,
+                _ if is_quantised => MergedKind::Expanded,
+                _ => MergedKind::Kept,
             };
             let shape = tensor.shape.to_vec();
             all.push(MergedTensor { name: name.to_string(), shape, stored: tensor.dtype, kind });
@@ -224,6 +233,11 @@ impl<'a> Merged<'a> {
             Experts::Stored(stored) => stored,
         };
         let matrix = stored.expert(projection, expert)?;
+        let names = [single_name(path, projection, expert), targets::fused_name(path, projection)];
+        let matrix = match names.iter().find(|name| self.quantised.contains(name)) {
+            Some(name) => int4::requantised(name, &matrix, projection.shape(shape)[1])?,
+            None => matrix,
+        };
         let change = self.changes.get(&single_name(path, projection, expert));
         let change = change.or_else(|| self.changes.get(&targets::fused_name(path, projection)));
         match change.and_then(|change| change.delta) {
@@ -256,7 +270,7 @@ impl<'a> Merged<'a> {
             };
         }
         let tensor = self.weights.tensor_files().get(&self.weights.names().in_file(here))?;
-        self.weights.numbers(tensor)
+        self.quantised.numbers(here, self.weights.numbers(tensor)?)
     }
 
     fn of_adapter(&self, name: &str) -> Result<StoredTensor<'_>, ModelError> {

@@ -18,6 +18,7 @@ pub(super) fn identity() -> Identity {
         profile: "x2".to_string(),
         numerics: isobit_numerics::VERSION.to_string(),
         start: None,
+        load_in_4bit: None,
     }
 }
 

@@ -109,8 +109,10 @@ pub fn inspect(folder: &Path) -> Result<Progress, Error> {
 
 fn differences(saved: &Identity, wanted: &Identity) -> Vec<IdentityDifference> {
     let none = "none".to_string();
+    let [saved_rule, wanted_rule] = [saved, wanted].map(|of| of.load_in_4bit.as_ref().unwrap_or(&none));
     let pairs = [
         ("starting adapter", saved.start.as_ref().unwrap_or(&none), wanted.start.as_ref().unwrap_or(&none)),
+        ("rule of load_in_4bit", saved_rule, wanted_rule),
         ("numerics version", &saved.numerics, &wanted.numerics),
         ("profile", &saved.profile, &wanted.profile),
         ("base model", &saved.base, &wanted.base),

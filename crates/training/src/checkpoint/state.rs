@@ -75,14 +75,20 @@ pub struct Identity {
     /// of other runs is what it was before this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<String>,
+    /// The rule by which linear layers are quantised while they are loaded. Left out where they are
+    /// not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_in_4bit: Option<String>,
 }
 
 impl Identity {
     /// Its fields by name.
     pub fn fields(&self) -> BTreeMap<String, String> {
-        let Self { run, data, base, profile, numerics, start } = self;
+        let Self { run, data, base, profile, numerics, start, load_in_4bit } = self;
         let fields = [("run", run), ("data", data), ("base", base), ("profile", profile), ("numerics", numerics)];
-        let fields = fields.into_iter().chain(start.as_ref().map(|start| ("start", start)));
+        let optional = [("start", start), ("load_in_4bit", load_in_4bit)];
+        let optional = optional.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        let fields = fields.into_iter().chain(optional);
         fields.map(|(name, value)| (name.to_string(), value.clone())).collect()
     }
 
@@ -158,8 +164,15 @@ mod tests {
     #[test]
     fn evaluations_find_the_best_and_count_the_others() {
         let name = String::new;
-        let identity =
-            Identity { run: name(), data: name(), base: name(), profile: name(), numerics: name(), start: None };
+        let identity = Identity {
+            run: name(),
+            data: name(),
+            base: name(),
+            profile: name(),
+            numerics: name(),
+            start: None,
+            load_in_4bit: None,
+        };
         let mut progress = Progress::start(identity);
         let mut take = |step, metric| {
             progress.step = step;

@@ -76,7 +76,8 @@ pub fn replace_final<E: From<Error>>(
 
 /// Records which files there are, which run made them and from which base.
 fn manifest<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>, run: &Identity) -> Result<Manifest, Error> {
-    Ok(Manifest { run: Some(run.digest()), base: Hash::parse(&run.base), ..Manifest::of(folder, names)? })
+    let (base, load_in_4bit) = (Hash::parse(&run.base), run.load_in_4bit.clone());
+    Ok(Manifest { run: Some(run.digest()), base, load_in_4bit, ..Manifest::of(folder, names)? })
 }
 
 /// Writes an adapter as other tools load it: `tensors` writes the tensor file at the given path.

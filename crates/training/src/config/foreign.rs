@@ -12,15 +12,12 @@ const KEYS: &[(&[&str], &str)] = &[
         "not needed: the optimizer is AdamW (`adam_beta1`, `adam_beta2`, `adam_epsilon`, `weight_decay`); remove this line",
     ),
     (
-        &[
-            "load_in_4bit",
-            "load_in_8bit",
-            "bnb_4bit_quant_type",
-            "bnb_4bit_compute_dtype",
-            "bnb_4bit_use_double_quant",
-            "quantization_config",
-        ],
-        "not yet: nothing is quantised while loading; name a `base_model` that is stored as 4-bit GPTQ instead",
+        &["load_in_8bit"],
+        "not yet: `load_in_4bit` quantises the base to 4 bits; without it, its weights take two bytes each",
+    ),
+    (
+        &["bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant", "quantization_config"],
+        "not needed: `load_in_4bit` has one rule, the same on every device; remove this line",
     ),
     (
         &["deepspeed", "fsdp", "fsdp_config", "ddp_backend", "ddp_find_unused_parameters", "local_rank"],

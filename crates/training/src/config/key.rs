@@ -126,6 +126,7 @@ pub const KEYS: &[Key] = &[
     key(Top, "devices_by_rank", &[], Texts, Unset, NO, "the device of each MPI rank, instead of `device`: [\"cuda:0\", \"cpu\"]"),
     key(Top, "generate_prompts", &[], Texts, Unset, NO, "prompts that are continued greedily by the model before and after training, for samples.json and the report"),
     key(Top, "generate_tokens", &[], Whole, Integer(64), NO, "the most tokens of each such text"),
+    key(Top, "load_in_4bit", &[], Switch, Depends("false; with resume_from, as that adapter was trained"), YES, "quantise the linear layers of a 16- or 32-bit base to 4 bits while it is loaded, for LoRA"),
     key(Top, "offload", &[], TextOrTexts, Unset, NO, "what a card keeps in host memory, same bits: [\"optimizer\", \"activations\", \"weights\"] or any of them"),
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),
@@ -359,6 +360,10 @@ mod tests {
         assert_eq!(hint_for_unknown(Section::Training, "gradient_group"), "did you mean `gradient_groups`?");
         assert!(hint_for_unknown(Section::Adapter, "zzz").starts_with("known keys here: alpha_pattern, "));
         assert!(hint_for_unknown(Section::Training, "bf16").starts_with("not needed: "));
-        assert!(hint_for_unknown(Section::Top, "load_in_4bit").starts_with("not yet: "));
+        assert!(hint_for_unknown(Section::Top, "load_in_8bit").starts_with("not yet: "));
+        assert_eq!(
+            hint_for_unknown(Section::Training, "load_in_4bit"),
+            "`load_in_4bit` belongs at the top of the file, before the first [section]"
+        );
     }
 }

@@ -176,6 +176,9 @@ fn top(run: &Run) -> Lines {
     if !run.device_layers.is_empty() {
         lines.insert("device_map", Value::List(run.device_layers.iter().map(|&layers| whole(layers)).collect()));
     }
+    if let Some(quantises) = run.load_in_4bit {
+        lines.insert("load_in_4bit", Value::Switch(quantises));
+    }
     if !run.offload.is_none() {
         lines.insert("offload", Value::texts(&run.offload.names()));
     }

@@ -5,7 +5,7 @@ use super::key::Section;
 use super::low::{Entries, Low};
 use super::resolve_adapter::adapter;
 use super::resolve_training::training;
-use super::run::{Device, Eval, EvalRows, Every, Run};
+use super::run::{Adapter, Device, Eval, EvalRows, Every, Run};
 use super::table::{CountOrShare, Table, count_or_share, every};
 use super::value::{Origin, Value};
 use crate::data::DATE_DEFAULT;
@@ -47,6 +47,7 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         device_layers: device_layers(&top, &devices(&top)?)?,
         devices: devices(&top)?,
         profile: profile(&top)?,
+        load_in_4bit: load_in_4bit(&top, &adapter)?,
         threads: top.whole("threads", 0..=THREADS_MAX as u64)? as u32,
         data_workers: top.whole("data_workers", 1..=1024)? as u32,
         rank_timeout: top.whole("rank_timeout", 1..=RANK_TIMEOUT_MAX)? as u32,
@@ -190,6 +191,22 @@ fn device(name: &str) -> Option<Device> {
 
 fn profile(top: &Table<'_>) -> Result<Profile, Error> {
     top.one_of("profile", &Profile::ALL.map(|profile| (profile.name(), profile)))
+}
+
+/// Only adapters are trained on weights of 4 bits.
+fn load_in_4bit(top: &Table<'_>, adapter: &Adapter) -> Result<Option<bool>, Error> {
+    let Some(entry) = top.get("load_in_4bit") else { return Ok(None) };
+    let wanted = top.switch("load_in_4bit");
+    let kind = match adapter {
+        Adapter::Lora(_) => return Ok(Some(wanted)),
+        Adapter::Full => "full",
+        Adapter::LastBlocks(_) => "last_blocks",
+    };
+    if !wanted {
+        return Ok(None);
+    }
+    let why = format!("weights of 4 bits cannot be trained, and type = \"{kind}\" trains them");
+    Err(entry.invalid(&why, "set type = \"lora\" under [adapter], or remove this line"))
 }
 
 fn date(top: &Table<'_>) -> Result<String, Error> {

@@ -19,7 +19,8 @@ pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
     if let Some(entry) =
         table.get("type").filter(|entry| entry.texts().iter().any(|text| text.eq_ignore_ascii_case("qlora")))
     {
-        let hint = "write type = \"lora\", and name a base_model that is stored as 4-bit GPTQ: its weights stay packed";
+        let hint = "write type = \"lora\", and load_in_4bit = true at the top of the file; a base_model that is stored \
+                    as 4-bit GPTQ needs no setting";
         return Err(entry.invalid("whether the base has 4 bits is a property of the base, not of the adapter", hint));
     }
     let chosen = table.one_of("type", &names)?;

@@ -20,6 +20,9 @@ pub struct Run {
     /// Layers of each device of a list; empty: equal numbers that fit.
     pub device_layers: Vec<u32>,
     pub profile: Profile,
+    /// Whether linear layers are quantised while the base is loaded; None: if those of the adapter
+    /// that the run starts from were.
+    pub load_in_4bit: Option<bool>,
     /// 0: every core of the machine.
     pub threads: u32,
     pub data_workers: u32,

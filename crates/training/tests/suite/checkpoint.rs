@@ -17,6 +17,7 @@ fn identity() -> Identity {
         profile: "x2".to_string(),
         numerics: "isobit-1".to_string(),
         start: None,
+        load_in_4bit: None,
     }
 }
 
