@@ -58,6 +58,8 @@ ADAPTERS = {
     "qwen2-base-pattern": ("qwen2-base", {"rank_pattern": {ONE_MODULE: 3}, "alpha_pattern": {ONE_MODULE: 5}}),
     "qwen2-base-layers": ("qwen2-base", {"layers_to_transform": [1]}),
     "qwen3-base-lora": ("qwen3-base", {}),
+    "qwen2-base-saved": ("qwen2-base", {"modules_to_save": ["embed_tokens", "lm_head"]}),
+    "qwen2-tied-saved": ("qwen2-tied", {"modules_to_save": ["lm_head"], "target_modules": ["q_proj"]}),
 }
 MERGED = {"qwen2-base-lora"}
 

@@ -59,8 +59,8 @@ class ProductNoise(TorchDispatchMode):
 
 
 def saved_name(name):
-    """The name of a parameter in a file: peft drops the name of the adapter."""
-    return name.replace(".default.", ".")
+    """The name of a parameter in a file: peft drops the name of the adapter, and that of the copy of a whole module."""
+    return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
 
 
 def trainable(model):

@@ -45,7 +45,7 @@ pub struct LoraConfig {
     pub layers: Option<Vec<usize>>,
     pub rank_pattern: BTreeMap<String, usize>,
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// PEFT's `modules_to_save`: modules that the adapter holds whole. Only a merge reads them.
+    /// PEFT's `modules_to_save`: the head or the embedding table, held whole by the adapter.
     pub saved: Vec<String>,
 }
 
@@ -112,7 +112,14 @@ impl LoraConfig {
                 None => lora.of_parameter(&format!("{path}.weight")),
                 target => Ok(target),
             };
-            let (ours, theirs) = (of(self)?, of(other)?);
+            let (ours, theirs) = (of(self)?.map(Held::from), of(other)?.map(Held::from));
+            if ours != theirs {
+                return Ok(Some(AdapterDifference { name: path.into_owned(), ours, theirs }));
+            }
+        }
+        for path in ["model.embed_tokens", "lm_head"] {
+            let path = config.module_path(path);
+            let [ours, theirs] = [self, other].map(|lora| lora.saves(&path).then_some(Held::Whole));
             if ours != theirs {
                 return Ok(Some(AdapterDifference { name: path.into_owned(), ours, theirs }));
             }
@@ -123,7 +130,7 @@ impl LoraConfig {
                 let of = |lora: &Self| expert_target(config, lora, path, part);
                 let (ours, theirs) = (of(self)?, of(other)?);
                 if ours != theirs {
-                    let [ours, theirs] = [ours, theirs].map(|target| target.map(|of| (of.rank, of.scale)));
+                    let [ours, theirs] = [ours, theirs].map(|target| target.map(|of| Held::from((of.rank, of.scale))));
                     return Ok(Some(AdapterDifference { name: format!("{start}{}", part.name()), ours, theirs }));
                 }
             }
@@ -138,12 +145,25 @@ impl LoraConfig {
     }
 }
 
-/// A module with different adapters in two configs: rank and scale, if it has one.
+/// A module of which two adapters hold different things, or one nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterDifference {
     pub name: String,
-    pub ours: Option<(usize, f32)>,
-    pub theirs: Option<(usize, f32)>,
+    pub ours: Option<Held>,
+    pub theirs: Option<Held>,
+}
+
+/// What an adapter holds of a module.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Held {
+    Factors { rank: usize, scale: f32 },
+    Whole,
+}
+
+impl From<(usize, f32)> for Held {
+    fn from((rank, scale): (usize, f32)) -> Self {
+        Self::Factors { rank, scale }
+    }
 }
 
 /// In float64, rounded once.

@@ -32,7 +32,7 @@ pub fn config_json(lora: &LoraConfig, base: &str) -> Value {
         "lora_alpha": whole(lora.alpha),
         "lora_bias": false,
         "lora_dropout": lora.dropout,
-        "modules_to_save": null,
+        "modules_to_save": (!lora.saved.is_empty()).then_some(&lora.saved),
         "peft_type": "LORA",
         "r": lora.rank,
         "rank_pattern": lora.rank_pattern,

@@ -376,7 +376,7 @@ pub fn trained(run: &Run) -> Trained {
                 .then(|| lora.layers_to_transform.iter().map(|layer| *layer as usize).collect()),
             rank_pattern: lora.rank_pattern.iter().map(|(name, rank)| (name.clone(), *rank as usize)).collect(),
             alpha_pattern: lora.alpha_pattern.clone(),
-            saved: Vec::new(),
+            saved: lora.modules_to_save.clone(),
         }),
     }
 }

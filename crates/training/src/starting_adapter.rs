@@ -6,7 +6,7 @@ use crate::checkpoint::{ADAPTER, ADAPTER_CONFIG, FINAL};
 use crate::config::{Adapter, Lora, Run};
 use crate::engine::{Engine, Stored};
 use crate::prepare::{CONFIG_BYTES_MAX, HUB_HINT, Prepared, RunError, is_hub_name, is_trained_in_4bit, trained};
-use isobit_models::adapter::AdapterDifference;
+use isobit_models::adapter::{AdapterDifference, Held};
 use isobit_models::{Config, LoraConfig, Trained, peft};
 use isobit_proof::safetensors::SafeTensors;
 use isobit_proof::{Manifest, regular};
@@ -38,10 +38,6 @@ pub(crate) fn find(run: &Run, model: &Config) -> Result<Option<PathBuf>, RunErro
     let folder = located(named);
     let theirs = peft::parse_config(&regular::read_text(&folder.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX)?)?;
     Manifest::check(&folder)?;
-    if !theirs.saved.is_empty() {
-        let what = format!("{} holds whole modules (`modules_to_save`)", folder.display());
-        return Err(RunError::Refused { what, hint: "merge it with `isobit export merge`, and train on the result" });
-    }
     if let Trained::Lora(ours) = trained(run)
         && let Some(difference) = ours.difference(&theirs, model)?
     {
@@ -54,9 +50,12 @@ pub(crate) fn find(run: &Run, model: &Config) -> Result<Option<PathBuf>, RunErro
 }
 
 fn refused(folder: &Path, difference: &AdapterDifference, theirs: &LoraConfig) -> RunError {
-    let said = |target: Option<(usize, f32)>| {
-        target.map_or("none".to_string(), |(rank, scale)| format!("rank {rank} and scale {scale}"))
+    let said = |held: Option<Held>| match held {
+        None => "none".to_string(),
+        Some(Held::Whole) => "the whole module".to_string(),
+        Some(Held::Factors { rank, scale }) => format!("rank {rank} and scale {scale}"),
     };
+    let saved = |lora: &LoraConfig| format!("modules_to_save = {:?}, ", lora.saved);
     let AdapterDifference { name, ours, theirs: found } = difference;
     RunError::Target {
         what: format!(
@@ -66,7 +65,8 @@ fn refused(folder: &Path, difference: &AdapterDifference, theirs: &LoraConfig) -
             said(*ours)
         ),
         hint: format!(
-            "set lora_r = {}, lora_alpha = {} and the targets as in {}",
+            "set {}lora_r = {}, lora_alpha = {} and the targets as in {}",
+            if matches!(found.or(*ours), Some(Held::Whole)) { saved(theirs) } else { String::new() },
             theirs.rank,
             theirs.alpha,
             folder.join(ADAPTER_CONFIG).display()

@@ -31,6 +31,7 @@ mod machine;
 mod model_files;
 mod model_folder;
 mod models;
+mod modules_to_save;
 mod offload;
 mod pipes;
 mod plan;

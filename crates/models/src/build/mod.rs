@@ -41,6 +41,9 @@ use std::rc::Rc;
 
 /// The name of the embedding table.
 const TABLE: &str = "model.embed_tokens.weight";
+/// Modules that an adapter may hold whole.
+const EMBEDDING: &str = "model.embed_tokens";
+const HEAD: &str = "lm_head";
 
 /// A model and its trained parameters.
 pub struct Built<B: Backend> {
@@ -115,11 +118,6 @@ pub fn build_placed<B: Backend>(
     isobit_kernels::float_state::restore();
     if let Trained::Lora(lora) = &settings.trained {
         config.family.peft.check(config, lora)?;
-        if !lora.saved.is_empty() {
-            let what = "it holds whole modules (`modules_to_save`), which are not trained or loaded beside a base yet: \
-                        `isobit export merge` makes a model of both";
-            return Err(ModelError::Adapter(what.to_string()));
-        }
     }
     if settings.trained != Trained::Nothing {
         backend.prepare(&expected(config, settings.profile));
@@ -180,7 +178,7 @@ impl<B: Backend> Builder<'_, B> {
                 None => self.head()?,
             };
             table_copy = match matrix {
-                Matrix::Trained(id) if self.config.tied && !part.is_first() => Some(id),
+                Matrix::Trained(id) if self.has_tied_weights() && !part.is_first() => Some(id),
                 _ => None,
             };
             head = Some(Head { norm, matrix });
@@ -189,7 +187,7 @@ impl<B: Backend> Builder<'_, B> {
         let local = self.config.local_rotation.as_ref();
         let local_tables = local.map(|local| self.rotation(local.theta, &local.scaling));
         Ok(Model {
-            config: self.config.clone(),
+            config: Config { tied: self.has_tied_weights(), ..self.config.clone() },
             part: part.clone(),
             embedding,
             blocks,
@@ -202,10 +200,35 @@ impl<B: Backend> Builder<'_, B> {
         })
     }
 
+    /// Whether an adapter holds a module whole (`modules_to_save`), and so trains it.
+    fn is_saved(&self, path: &str) -> bool {
+        matches!(&self.settings.trained, Trained::Lora(lora) if lora.saves(&self.config.module_path(path)))
+    }
+
+    /// Whether head and table are one tensor. As in PEFT, a module that an adapter holds whole is a
+    /// copy of its own.
+    fn has_tied_weights(&self) -> bool {
+        self.config.tied && !self.is_saved(EMBEDDING) && !self.is_saved(HEAD)
+    }
+
+    /// The copy of a module that an adapter holds whole; it starts from the base's tensor `name`.
+    fn saved_module(&mut self, path: &str, name: &str) -> Result<ParameterId, ModelError> {
+        let shape = [self.config.vocabulary, self.config.hidden];
+        if self.source.quantised(path, shape[0], shape[1])?.is_some() {
+            return Err(only_adapters(format!("{}.qweight", self.source.name_in_file(path))));
+        }
+        let value = self.float32(name, &shape)?;
+        self.source.release(name);
+        let name = format!("base_model.model.{}.weight", self.config.module_path(path));
+        let decays = decays(&name);
+        Ok(self.parameters.add(name, shape.to_vec(), value, decays))
+    }
+
     /// The embedding, and `with_head` also the head if they are tied.
     fn embedding(&mut self, with_head: bool) -> Result<(Table<B>, Option<Matrix<B>>), ModelError> {
         let (vocabulary, hidden, tied) = (self.config.vocabulary, self.config.hidden, self.config.tied);
-        let both = tied && with_head;
+        // A head that an adapter holds whole is made where the head is.
+        let both = tied && with_head && !self.is_saved(HEAD);
         let (embedding, head) = if self.settings.trained == Trained::Full {
             let id = self.trained(TABLE, &[vocabulary, hidden])?;
             (if both { Table::Tied(id) } else { Table::Trained(id) }, both.then_some(Matrix::Trained(id)))
@@ -214,7 +237,9 @@ impl<B: Backend> Builder<'_, B> {
             stored_finite(TABLE, &stored)?;
             let frozen = self.frozen(&stored);
             let head = both.then(|| self.sliced(&frozen, vocabulary, hidden));
-            (Table::Frozen(frozen), head)
+            drop(stored);
+            let is_saved = self.is_saved(EMBEDDING);
+            (if is_saved { Table::Trained(self.saved_module(EMBEDDING, TABLE)?) } else { Table::Frozen(frozen) }, head)
         };
         if tied {
             self.check_tied_head(TABLE)?;
@@ -226,6 +251,13 @@ impl<B: Backend> Builder<'_, B> {
     /// A head that is not also the embedding of this part.
     fn head(&mut self) -> Result<Matrix<B>, ModelError> {
         let (vocabulary, hidden, profile) = (self.config.vocabulary, self.config.hidden, self.settings.profile);
+        if self.is_saved(HEAD) {
+            if !self.config.tied {
+                self.source.bias(HEAD, vocabulary, false)?;
+            }
+            let name = if self.config.tied { TABLE } else { "lm_head.weight" };
+            return Ok(Matrix::Trained(self.saved_module(HEAD, name)?));
+        }
         if self.config.tied {
             if self.settings.trained == Trained::Full {
                 return Ok(Matrix::Trained(self.trained(TABLE, &[vocabulary, hidden])?));

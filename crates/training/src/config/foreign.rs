@@ -68,8 +68,8 @@ const KEYS: &[(&[&str], &str)] = &[
         "not needed: it follows from the model; remove this line",
     ),
     (
-        &["modules_to_save", "use_dora", "bias", "lora_bias"],
-        "not yet: adapters are LoRA matrices alone; remove this line",
+        &["use_dora", "bias", "lora_bias"],
+        "not yet: adapters are LoRA matrices, and whole modules with `modules_to_save`; remove this line",
     ),
 ];
 

@@ -188,6 +188,7 @@ pub const KEYS: &[Key] = &[
     key(Adapter, "lora_r", &["r", "rank", "lora_rank"], Whole, Integer(8), YES, "rank of the adapter"),
     key(Adapter, "lora_target_modules", &["target_modules"], TextOrTexts, Depends("\"all-linear\"; none with lora_target_parameters"), YES, "modules that get an adapter, \"all-linear\", or a regular expression for whole paths"),
     key(Adapter, "lora_target_parameters", &["target_parameters"], Texts, Unset, YES, "tensors that get an adapter: fused experts, by the end of their names"),
+    key(Adapter, "modules_to_save", &["lora_modules_to_save"], Texts, Unset, YES, "modules trained whole and saved with the adapter: lm_head, embed_tokens"),
     key(Adapter, "rank_pattern", &[], TableOfWholes, Unset, YES, "lora_r for modules whose name ends with the entry's"),
     key(Adapter, "resume_from", &["lora_model_dir"], Text, Unset, NO, "adapter folder, or run, whose adapter the run starts from"),
     key(Adapter, "type", &["adapter_type"], Text, Str("lora"), YES, "lora, full, or last_blocks: the last blocks, the final norm and an untied head"),

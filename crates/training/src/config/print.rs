@@ -299,6 +299,9 @@ fn lora_lines(lora: &Lora) -> Lines {
         ("type", text("lora")),
         ("use_rslora", Value::Switch(lora.use_rslora)),
     ]);
+    if !lora.modules_to_save.is_empty() {
+        lines.insert("modules_to_save", Value::texts(&lora.modules_to_save));
+    }
     lines.extend(lora.resume_from.as_deref().map(|folder| ("resume_from", path(folder))));
     lines
 }

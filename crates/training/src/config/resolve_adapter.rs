@@ -61,6 +61,7 @@ fn lora(table: &Table<'_>) -> Result<Lora, Error> {
             _ => None,
         })?,
         exclude_modules: names(table, "exclude_modules")?,
+        modules_to_save: saved(table)?,
         resume_from: table.text("resume_from")?.map(PathBuf::from),
     })
 }
@@ -104,6 +105,19 @@ fn names(table: &Table<'_>, key: &str) -> Result<Vec<String>, Error> {
         names.push(name);
     }
     Ok(names)
+}
+
+/// What PEFT's key may name here.
+fn saved(table: &Table<'_>) -> Result<Vec<String>, Error> {
+    let names = names(table, "modules_to_save")?;
+    let known = |name: &String| ["lm_head", "embed_tokens", "model.embed_tokens"].contains(&name.as_str());
+    match table.get("modules_to_save") {
+        Some(entry) if !names.iter().all(known) => {
+            let hint = "modules_to_save = [\"lm_head\", \"embed_tokens\"], or one of them; other modules get adapters";
+            Err(entry.invalid("only the head and the embedding table are trained whole", hint))
+        }
+        _ => Ok(names),
+    }
 }
 
 fn layers(table: &Table<'_>) -> Result<Vec<u32>, Error> {

@@ -215,6 +215,8 @@ pub struct Lora {
     pub rank_pattern: BTreeMap<String, u32>,
     pub alpha_pattern: BTreeMap<String, f64>,
     pub exclude_modules: Vec<String>,
+    /// Modules that are trained whole: the head, the embedding table.
+    pub modules_to_save: Vec<String>,
     /// The adapter to start from.
     pub resume_from: Option<PathBuf>,
 }

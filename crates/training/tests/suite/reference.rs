@@ -86,6 +86,8 @@ impl Case {
         lora.layers = adapter["layers_to_transform"]
             .as_array()
             .map(|layers| layers.iter().map(|layer| layer.as_u64().expect("a layer") as usize).collect());
+        let saved = adapter["modules_to_save"].as_array().into_iter().flatten();
+        lora.saved = saved.filter_map(Value::as_str).map(str::to_string).collect();
         lora.parameters = adapter["target_parameters"]
             .as_array()
             .map(|names| names.iter().filter_map(Value::as_str).map(str::to_string).collect())
@@ -285,6 +287,8 @@ cases! {
     qwen2_lora_of_one_layer = "qwen2-base-layers";
     qwen2_lora_patterns = "qwen2-base-pattern";
     qwen2_rslora = "qwen2-base-rslora";
+    qwen2_whole_modules = "qwen2-base-saved";
+    qwen2_whole_head_of_a_tied_model = "qwen2-tied-saved";
     qwen2_tied = "qwen2-tied";
     qwen2_window = "qwen2-window";
     qwen2_window_packed = "qwen2-window-packed";
