@@ -55,7 +55,8 @@ impl QuantisedRow {
             scales.push(f16::from_bits(form.scale));
             zeros.push(form.zero);
         }
-        let word = |integers: &[u8; CHANNELS_PER_WORD]| integers.iter().rev().fold(0, |word, q| word << 4 | i32::from(*q));
+        let word =
+            |integers: &[u8; CHANNELS_PER_WORD]| integers.iter().rev().fold(0, |word, q| word << 4 | i32::from(*q));
         Ok(Self { words: integers.as_chunks().0.iter().map(word).collect(), scales, zeros })
     }
 
@@ -87,7 +88,12 @@ fn rows<'t>(stored: &'t StoredTensor<'_>, inputs: usize) -> impl Iterator<Item =
 }
 
 /// Quantises a matrix `[outputs, inputs]` of finite numbers.
-pub fn quantise(name: &str, stored: &StoredTensor<'_>, outputs: usize, inputs: usize) -> Result<GptqWeight, ModelError> {
+pub fn quantise(
+    name: &str,
+    stored: &StoredTensor<'_>,
+    outputs: usize,
+    inputs: usize,
+) -> Result<GptqWeight, ModelError> {
     let (lines, groups) = (inputs / CHANNELS_PER_WORD, inputs.div_ceil(GROUP));
     let mut qweight = vec![0; lines * outputs];
     let mut zeros = vec![0; groups * outputs];
@@ -137,7 +143,10 @@ mod tests {
         let bytes = [3e6f32; 8].iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let stored = StoredTensor { format: FloatFormat::F32, shape: vec![1, 8], bytes: Cow::Owned(bytes) };
         let error = quantise("q_proj.weight", &stored, 1, 8).expect_err("too large").to_string();
-        assert!(error.contains("q_proj.weight") && error.contains("3000000") && error.contains("load_in_4bit"), "{error}");
+        assert!(
+            error.contains("q_proj.weight") && error.contains("3000000") && error.contains("load_in_4bit"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -193,10 +193,14 @@ mod tests {
                 let scale = f16_to_f32(f32_to_f16(range / (14.0 + tried as f32 / 2.0)));
                 let nearest: Vec<u8> = x
                     .iter()
-                    .map(|x| (0..16).min_by(|a, b| {
-                        let far = |q: u8| f64::from(x - value(q, scale)).abs();
-                        far(*a).total_cmp(&far(*b))
-                    }).expect("sixteen"))
+                    .map(|x| {
+                        (0..16)
+                            .min_by(|a, b| {
+                                let far = |q: u8| f64::from(x - value(q, scale)).abs();
+                                far(*a).total_cmp(&far(*b))
+                            })
+                            .expect("sixteen")
+                    })
                     .collect();
                 assert!(best <= error(&nearest, scale) * (1.0 + 1e-6), "group {group}, scale {tried}");
             }

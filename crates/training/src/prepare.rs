@@ -12,7 +12,7 @@ use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_kernels::DeviceFailure;
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, int4, ModelError, Targets, Trained, Weights};
+use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights, int4};
 use isobit_proof::FileError;
 use isobit_proof::hash::{FileRecord, Hash, Manifest};
 use isobit_proof::name::quoted;

@@ -149,7 +149,9 @@ fn experts_of_every_layout() {
     let hidden = folder.shape.hidden;
     let gate_up = |expert| [of(expert, "gate_proj"), of(expert, "up_proj")].concat();
     let transposed = |matrix: Vec<f32>, columns: usize| -> Vec<f32> {
-        (0..columns).flat_map(|column| matrix.iter().copied().skip(column).step_by(columns).collect::<Vec<_>>()).collect()
+        (0..columns)
+            .flat_map(|column| matrix.iter().copied().skip(column).step_by(columns).collect::<Vec<_>>())
+            .collect()
     };
     let others: Vec<Named> = file.iter().filter(|tensor| !tensor.0.contains(".experts.")).cloned().collect();
     let tensor = |name: &str, shape: [usize; 3], values: Vec<f32>| (format!("{path}.{name}"), shape.to_vec(), values);
@@ -159,8 +161,16 @@ fn experts_of_every_layout() {
         tensor("down_proj", [EXPERTS, hidden, WIDTH], all.clone().flat_map(|e| of(e, "down_proj")).collect()),
     ];
     let turned = [
-        tensor("gate_up_proj", [EXPERTS, hidden, 2 * WIDTH], all.clone().flat_map(|e| transposed(gate_up(e), hidden)).collect()),
-        tensor("down_proj", [EXPERTS, WIDTH, hidden], all.flat_map(|e| transposed(of(e, "down_proj"), WIDTH)).collect()),
+        tensor(
+            "gate_up_proj",
+            [EXPERTS, hidden, 2 * WIDTH],
+            all.clone().flat_map(|e| transposed(gate_up(e), hidden)).collect(),
+        ),
+        tensor(
+            "down_proj",
+            [EXPERTS, WIDTH, hidden],
+            all.flat_map(|e| transposed(of(e, "down_proj"), WIDTH)).collect(),
+        ),
     ];
     let config: serde_json::Value = serde_json::from_str(&folder.text("model/config.json")).expect("JSON");
     folder.put_model("fused", &config, &[&others[..], &fused].concat());
@@ -203,8 +213,11 @@ fn a_run_says_that_it_did_and_others_do_not() {
     folder.same("plain", "off");
     let said = ["checkpoint-2/state.json", "checkpoint-2/MANIFEST.json", "final/MANIFEST.json"];
     for file in said {
-        assert!(folder.text(&format!("on/{file}")).contains("\"load_in_4bit\": \"int4-1\"")
-            || folder.text(&format!("on/{file}")).contains("\"load_in_4bit\":\"int4-1\""), "{file}");
+        assert!(
+            folder.text(&format!("on/{file}")).contains("\"load_in_4bit\": \"int4-1\"")
+                || folder.text(&format!("on/{file}")).contains("\"load_in_4bit\":\"int4-1\""),
+            "{file}"
+        );
         assert!(!folder.text(&format!("plain/{file}")).contains("4bit"), "{file}");
     }
     assert!(folder.text("on/config.resolved.toml").contains("load_in_4bit = true"));
@@ -228,7 +241,8 @@ fn a_run_says_that_it_did_and_others_do_not() {
     assert_eq!(loss(&["--adapter", "on/checkpoint-2"]), trained);
     assert_ne!(loss(&["--adapter", "on", "--load-in-4bit", "false"]), trained);
     assert_ne!(loss(&["--load-in-4bit"]), loss(&[]));
-    let prompt = ["generate", "--model", "model", "--adapter", "on", "--prompt", "3+4=", "--max-tokens", "3", "--compare"];
+    let prompt =
+        ["generate", "--model", "model", "--adapter", "on", "--prompt", "3+4=", "--max-tokens", "3", "--compare"];
     assert_eq!(folder.run(&prompt).code, 0);
 
     // So does a run that goes on from it.
@@ -267,7 +281,8 @@ fn a_merge_onto_either() {
     assert_eq!(bytes("default"), bytes("trained"));
     let factors = SafeTensors::open(&folder.path("run/final/adapter_model.safetensors")).expect("an adapter");
     for (name, shape, stored) in weights(folder.shape, 1) {
-        let bases = if is_linear(&name) { [stands_for(&stored, shape[1]), stored.clone()] } else { [stored.clone(), stored] };
+        let bases =
+            if is_linear(&name) { [stands_for(&stored, shape[1]), stored.clone()] } else { [stored.clone(), stored] };
         for (file, base) in files.iter().zip(bases) {
             let path = name.strip_suffix(".weight").unwrap_or(&name);
             let factor = |factor: &str| factors.get(&format!("base_model.model.{path}.{factor}.weight"));

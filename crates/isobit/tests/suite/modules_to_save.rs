@@ -45,7 +45,12 @@ fn whole_modules_are_trained_and_read_back() {
         assert_eq!(config["modules_to_save"], serde_json::json!(["lm_head", "embed_tokens"]));
 
         // Other ways to compute it, and a resumed run.
-        let otherwise = ["threads=3", "gradient_checkpointing=none", "training.micro_batch_size=8", "gradient_accumulation_steps=1"];
+        let otherwise = [
+            "threads=3",
+            "gradient_checkpointing=none",
+            "training.micro_batch_size=8",
+            "gradient_accumulation_steps=1",
+        ];
         folder.trained("other", &[&settings[..], &otherwise].concat());
         folder.same("run", "other");
         folder.trained("list", &[&settings[..], &["device=cpu,cpu"]].concat());
