@@ -27,8 +27,8 @@ const READING: u64 = 8 << 20;
 
 /// A CUDA context with the modules of a run, and tables that a plan does not count.
 const CUDA_CONTEXT: u64 = 552 << 20;
-/// Other drivers were never measured. Buffers that come and go in a step leave gaps: one byte for so
-/// many.
+/// Other drivers were never measured. Assumed: gaps take an eighth of the buffers that come and go
+/// in a step.
 const OTHER_CONTEXT: u64 = 512 << 20;
 const OTHER_GAPS: u64 = 8;
 

@@ -8,7 +8,7 @@
 // queries): products over the width, weights of the tile, products over the tile. For AMD's matrix
 // cores attention_mfma.cl stands before this file and brings its own products.
 
-// Scores with a cap and without are different programs: PoCL 5.0 miscompiles the choice at run time.
+// Scores with and without a cap are different programs: PoCL 5.0 miscompiles a choice at run time.
 #if defined(CAPPED)
 #define CAP(z) soft_capped(z, cap, cap_inverse)
 #define CAP_GRADIENT(g, z) ((g) * soft_cap_slope(z, cap_inverse))

@@ -1,4 +1,4 @@
-// Digests (docs/numerics.md, "Digests"): groups share out the blocks of 1024 words of a tensor, four
+// Digests (docs/numerics.md, "Digests"): groups share the blocks of 1024 words of a tensor, four
 // words per work item, and leave a pair of sums each; `digest_tensors` adds the pairs of a tensor.
 // Sums modulo 2^64 have no order.
 

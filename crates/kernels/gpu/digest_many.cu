@@ -1,5 +1,5 @@
-// First pass of the digests of many tensors in one launch, behind digest.cl: a group per TURNS turns
-// of a tensor. CUDA C++: the table holds addresses, which the portable dialect does not know.
+// First pass of the digests of many tensors in one launch, behind digest.cl: a group per TURNS
+// turns of a tensor. CUDA C++: the table holds addresses, which the portable dialect does not know.
 
 #define TURNS 8u
 

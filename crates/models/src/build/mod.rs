@@ -1,8 +1,8 @@
 //! Builds a model: finds every tensor by name, checks its shape, and slices it or keeps it in the
 //! form its op needs.
 //!
-//! Frozen matrices are kept only as slices, two bytes per weight (x2), or in 4 bits, as stored or as
-//! quantised here; a tensor's file pages may be dropped once it is read.
+//! Frozen matrices are kept only as slices, two bytes per weight (x2), or in 4 bits, as stored or
+//! as quantised here; a tensor's file pages may be dropped once it is read.
 
 mod experts;
 mod layer;
