@@ -3,7 +3,7 @@
 //! the adapter's file holds is part of the run's identity.
 
 use crate::checkpoint::{ADAPTER, ADAPTER_CONFIG, FINAL};
-use crate::config::{Adapter, Lora, Run};
+use crate::config::{Adapter, Run};
 use crate::engine::{Engine, Stored};
 use crate::prepare::{CONFIG_BYTES_MAX, HUB_HINT, Prepared, RunError, is_hub_name, is_trained_in_4bit, trained};
 use isobit_models::adapter::{AdapterDifference, Held};
@@ -21,10 +21,8 @@ fn located(named: &Path) -> PathBuf {
 
 /// Whether a run starts from an adapter that was trained on a base quantised while it was loaded.
 pub(crate) fn is_quantised(run: &Run) -> Result<bool, RunError> {
-    match &run.adapter {
-        Adapter::Lora(Lora { resume_from: Some(named), .. }) => is_trained_in_4bit(&located(named)),
-        _ => Ok(false),
-    }
+    let Adapter::Lora(lora) = &run.adapter else { return Ok(false) };
+    lora.resume_from.as_ref().map_or(Ok(false), |named| is_trained_in_4bit(&located(named)))
 }
 
 /// The tensor file of the adapter that the config names, once it is found to be the one that the

@@ -30,6 +30,7 @@ fn quantised(values: &[f32], inputs: usize) -> (Vec<u8>, Vec<u16>, Vec<u8>) {
 }
 
 /// What a matrix stands for.
+#[expect(clippy::float_arithmetic, reason = "the definition of the format")]
 fn stands_for(values: &[f32], inputs: usize) -> Vec<f32> {
     let ((integers, scales, zeros), groups) = (quantised(values, inputs), inputs.div_ceil(GROUP));
     let value = |(at, integer): (usize, &u8)| {

@@ -36,7 +36,7 @@ pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
         );
     }
     match chosen {
-        Type::Lora => Ok(Adapter::Lora(lora(table)?)),
+        Type::Lora => Ok(Adapter::Lora(Box::new(lora(table)?))),
         Type::Full => Ok(Adapter::Full),
         Type::LastBlocks => Ok(Adapter::LastBlocks(table.whole("last_blocks", 1..=4096)? as u32)),
     }

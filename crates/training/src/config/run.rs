@@ -194,7 +194,7 @@ pub enum Metric {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Adapter {
-    Lora(Lora),
+    Lora(Box<Lora>),
     /// Every weight.
     Full,
     /// Every weight of the last blocks.
