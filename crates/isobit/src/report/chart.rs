@@ -1,8 +1,8 @@
 //! A chart: curves over the steps of a run, as inline SVG that stretches with the page, with its
 //! labels as text around it, so that they stay legible at any width.
 //!
-//! A long curve is thinned to the smallest and the largest value of each bucket of steps, so that a
-//! spike stays visible.
+//! A long curve is thinned to the median of each bucket of steps, in front of its smallest and its
+//! largest value in a lighter colour, so that a spike stays visible.
 
 use super::axis::{Axis, Base, short};
 use super::html::{escaped, put};
@@ -97,6 +97,9 @@ impl Chart {
         for Series { colour, dashed, points, .. } in series {
             let drawn = Drawn::of(points, x, y);
             let dash = if *dashed { " dash" } else { "" };
+            if !drawn.range.is_empty() {
+                put!(out, "<path class=\"curve range s{colour}\" d=\"{}\"/>", drawn.range);
+            }
             put!(out, "<path class=\"curve s{colour}{dash}\" d=\"{}\"/>", drawn.curve);
             if points.len() <= DOTS_MAX {
                 put!(out, "<path class=\"dots s{colour}\" d=\"{}\"/>", drawn.dots);
@@ -155,6 +158,8 @@ fn put_end_labels(out: &mut String, series: &[&Series], y: &Axis) {
 #[derive(Debug, Default, PartialEq)]
 struct Drawn {
     curve: String,
+    /// Behind the medians of a long curve: its extremes.
+    range: String,
     /// A dot for every point.
     dots: String,
     /// Where values are not finite: a tick at the top.
@@ -163,35 +168,66 @@ struct Drawn {
 
 impl Drawn {
     fn of(points: &[Point], x: &Axis, y: &Axis) -> Self {
-        let mut drawn = Self::default();
-        let (mut pen_down, mut last_bad) = (false, None);
-        for (step, value) in thinned(points, x) {
-            let right = across(x.place(step as f64));
-            let Some(place) = y.place(value) else {
-                pen_down = false;
-                if last_bad.replace(right) != Some(right) {
-                    let _ = write!(drawn.bad, "M{right} 0v350");
-                }
-                continue;
-            };
-            let down = down(Some(place));
-            let _ = write!(drawn.curve, "{}{right} {down}", if pen_down { " " } else { "M" });
-            let _ = write!(drawn.dots, "M{right} {down}h0");
-            pen_down = true;
+        if points.len() <= 2 * BUCKETS {
+            let mut drawn = Self { curve: curve(points, x, y), ..Self::default() };
+            drawn.put_marks(points, x, y);
+            return drawn;
         }
+        let extremes = thinned(points, x);
+        let (curve, range) = (curve(&medians(points, x), x, y), curve(&extremes, x, y));
+        let mut drawn = Self { curve, range, ..Self::default() };
+        drawn.put_marks(&extremes, x, y);
         drawn
+    }
+
+    /// A dot for every value, and a tick where it is not finite.
+    fn put_marks(&mut self, points: &[Point], x: &Axis, y: &Axis) {
+        let mut last_bad = None;
+        for (step, value) in points {
+            let right = across(x.place(*step as f64));
+            if let Some(place) = y.place(*value) {
+                let _ = write!(self.dots, "M{right} {}h0", down(Some(place)));
+            } else if last_bad.replace(right) != Some(right) {
+                let _ = write!(self.bad, "M{right} 0v350");
+            }
+        }
     }
 }
 
-/// All points if they are few; else the extremes of each bucket, in their order, and a value that
-/// is not finite if there is one.
-fn thinned(points: &[Point], x: &Axis) -> Vec<Point> {
-    if points.len() <= 2 * BUCKETS {
-        return points.to_vec();
+/// A line through the points, with gaps where a value is not finite.
+fn curve(points: &[Point], x: &Axis, y: &Axis) -> String {
+    let (mut path, mut pen_down) = (String::new(), false);
+    for (step, value) in points {
+        let place = y.place(*value);
+        if place.is_some() {
+            let _ =
+                write!(path, "{}{} {}", if pen_down { " " } else { "M" }, across(x.place(*step as f64)), down(place));
+        }
+        pen_down = place.is_some();
     }
-    let bucket = |point: &Point| (x.place(point.0 as f64).unwrap_or(0.0) * (BUCKETS - 1) as f64) as usize;
+    path
+}
+
+fn buckets<'a>(points: &'a [Point], x: &Axis) -> impl Iterator<Item = &'a [Point]> {
+    let bucket = move |point: &Point| (x.place(point.0 as f64).unwrap_or(0.0) * (BUCKETS - 1) as f64) as usize;
+    points.chunk_by(move |a, b| bucket(a) == bucket(b))
+}
+
+/// The median of the finite values of each bucket, at its middle; a value that is not finite if it
+/// has no other.
+fn medians(points: &[Point], x: &Axis) -> Vec<Point> {
+    let median = |together: &[Point]| {
+        let mut values: Vec<f64> = together.iter().map(|(_, value)| *value).filter(|value| value.is_finite()).collect();
+        values.sort_by(f64::total_cmp);
+        (together[together.len() / 2].0, values.get(values.len() / 2).copied().unwrap_or(f64::NAN))
+    };
+    buckets(points, x).map(median).collect()
+}
+
+/// The extremes of each bucket, in their order, and a value that is not finite if there is one.
+fn thinned(points: &[Point], x: &Axis) -> Vec<Point> {
     let mut kept = Vec::new();
-    for together in points.chunk_by(|a, b| bucket(a) == bucket(b)) {
+    for together in buckets(points, x) {
         let finite = || together.iter().enumerate().filter(|(_, (_, value))| value.is_finite());
         let by_value = |a: &(usize, &Point), b: &(usize, &Point)| a.1.1.total_cmp(&b.1.1);
         let bad = together.iter().position(|(_, value)| !value.is_finite());
@@ -239,7 +275,13 @@ mod tests {
         assert!(kept.contains(&(17_002, 9.0)) && kept.contains(&(17_004, 0.25)));
         assert_eq!(kept.iter().filter(|(_, value)| value.is_nan()).count(), 1);
         assert!(kept.is_sorted_by_key(|(step, _)| *step));
+        let medians = medians(&points, &Axis::of_steps(1, 30_000, 8));
+        // The last step has a bucket to itself.
+        let (last, others) = medians.split_last().expect("buckets");
+        assert!(medians.len() <= BUCKETS && others.iter().all(|(_, value)| *value == 1.03), "{medians:?}");
+        assert_eq!(*last, (30_000, 1.05));
         let html = chart(vec![series(points)]);
+        assert!(html.contains("class=\"curve range s0\""));
         assert!(html.len() < 30_000 && html.contains("not finite at 1 step<"), "{}", html.len());
     }
 
