@@ -89,7 +89,7 @@ cargo xtask study --four-bit [--threads N]
 
 /// Chat templates run in the fuzzer as in the program: their memory is limited.
 #[global_allocator]
-static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
+static ALLOCATOR: isobit_training::allocator::Limited = isobit_training::allocator::Limited;
 
 fn main() -> ExitCode {
     if let Some(code) = isobit_kernels::gpu::start(|name| std::env::var_os(name)) {

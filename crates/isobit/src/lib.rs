@@ -47,7 +47,7 @@ pub use exit_codes::EXIT_CODES;
 use clap::{CommandFactory, Parser, Subcommand};
 use isobit_kernels::float_state;
 use isobit_kernels::gpu;
-use isobit_training::{memory, signal};
+use isobit_training::{allocator, signal};
 use std::ffi::OsString;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -122,7 +122,7 @@ fn float_state_changed() -> bool {
 pub fn main() -> ExitCode {
     // A preloaded library may have changed the rounding mode of this process.
     FLOAT_STATE_CHANGED.store(float_state::restore(), Ordering::Relaxed);
-    memory::return_freed_blocks();
+    allocator::return_freed_blocks();
     signal::ignore_file_size_limit();
     if let Some(code) = gpu::start(|name| std::env::var_os(name)) {
         return code;

@@ -2,6 +2,7 @@
 //!
 //! `run.rs` is the table of contents, in the order things happen.
 
+pub mod allocator;
 pub mod audit;
 pub mod batch;
 pub mod checkpoint;
@@ -16,7 +17,6 @@ pub mod free_memory;
 pub mod groups;
 mod host_optimizer;
 pub mod hub_cache;
-pub mod memory;
 pub mod metrics;
 pub mod model_folder;
 pub mod plan;

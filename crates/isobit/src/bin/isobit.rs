@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 /// Chat templates come with models and run here: their memory is limited.
 #[global_allocator]
-static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
+static ALLOCATOR: isobit_training::allocator::Limited = isobit_training::allocator::Limited;
 
 fn main() -> ExitCode {
     isobit::main()

@@ -10,7 +10,7 @@ use super::jinja::{Fault, Interpreter, Program, Value};
 use super::json::Json;
 use super::tokenizer::of_model;
 use super::{files, generation};
-use crate::memory;
+use crate::allocator;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -132,7 +132,7 @@ impl Template {
             MEMORY_BYTES_MAX >> 20,
             RowError::Limit { template: String::new(), why: String::new() }.hint(),
         );
-        let text = memory::within(MEMORY_BYTES_MAX, &last_words, || {
+        let text = allocator::within(MEMORY_BYTES_MAX, &last_words, || {
             let mut interpreter = Interpreter::new(&self.program, self.date, bytes);
             self.define(&mut interpreter, conversation, prompt)?;
             interpreter.run().map_err(|fault| self.row_error(fault))

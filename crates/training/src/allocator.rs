@@ -16,7 +16,7 @@ use std::cell::Cell;
 
 /// The exit codes for a malformed file and for a run that does not fit.
 #[cfg(unix)]
-const EXIT_CODE: i32 = 8;
+const MALFORMED: i32 = 8;
 #[cfg(unix)]
 const DOES_NOT_FIT: i32 = 4;
 const NO_LIMIT: isize = isize::MAX;
@@ -156,7 +156,7 @@ fn end() {
     // allocate.
     unsafe {
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
-        libc::_exit(EXIT_CODE)
+        libc::_exit(MALFORMED)
     }
 }
 
