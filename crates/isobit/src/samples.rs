@@ -55,7 +55,7 @@ pub(crate) fn check(run: &Run) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("{} is not a file of samples and is not overwritten", path.display());
-    Err(Failure { code: 8, message, hint: Some("move it away, or choose another `output_dir`".to_string()) })
+    Err(Failure { code: 7, message, hint: Some("move it away, or choose another `output_dir`".to_string()) })
 }
 
 /// The samples in a run's folder; none if it has no such file.

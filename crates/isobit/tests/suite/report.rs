@@ -188,6 +188,10 @@ fn samples_before_and_after() {
     folder.put("shown/samples.json", "{");
     folder.run(&["report", "shown", "-o", "page.html"]).says(0, &["no samples: ", "samples.json"]);
     folder.train("out", &["generate_prompts=[\"\"]"]).says(2, &["generate_prompts", "an empty one"]);
+    std::fs::create_dir(folder.path("foreign")).expect("a folder");
+    folder.put("foreign/samples.json", "mine");
+    folder.train("foreign", &[prompts]).says(7, &["samples.json is not a file of samples", "hint: move it away"]);
+    assert_eq!(folder.text("foreign/samples.json"), "mine");
     // A model without a tokenizer trains on tokens, and cannot continue a text.
     assert!(!folder.has("plain/samples.json"));
 }
