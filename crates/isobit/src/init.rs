@@ -36,7 +36,7 @@ const COLUMN: usize = 48;
 pub(crate) struct Arguments {
     /// Model folder in Hugging Face layout, or an isobit run that trained all weights
     model: PathBuf,
-    /// Data file: JSONL or a JSON array
+    /// Data file: JSONL, a JSON array, CSV or TSV
     data: PathBuf,
     /// Config file to write
     #[arg(short, long, value_name = "FILE", default_value = "run.toml")]
@@ -44,8 +44,8 @@ pub(crate) struct Arguments {
     /// Overwrite an existing config
     #[arg(long)]
     force: bool,
-    /// Memory that the run may use, to write a config for another machine: 32 (in GiB), 512MiB,
-    /// 24GB; default: the memory of this one
+    /// Memory that the run may use, to write a config for the CPU of another machine: 32 (in GiB),
+    /// 512MiB, 24GB; default: the memory of this one
     #[arg(long, value_name = "SIZE", value_parser = crate::units::bytes)]
     memory: Option<u64>,
     /// Name of the prompt field, for data with custom field names
