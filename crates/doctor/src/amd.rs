@@ -152,6 +152,7 @@ fn link(tree: &Tree, folder: &str) -> Option<Link> {
 fn product(architecture: &str, compute_units: Option<u64>, memory_bytes: u64) -> Option<&'static str> {
     let gib = memory_bytes >> 30;
     Some(match (architecture, compute_units?) {
+        ("gfx906", 60) if gib > 16 => "MI50, 32 GB",
         ("gfx906", 60) => "MI50, Radeon VII or Pro VII",
         ("gfx906", 64) => "MI60",
         ("gfx908", 120) => "MI100",
