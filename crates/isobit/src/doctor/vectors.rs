@@ -29,7 +29,7 @@ pub(super) enum State {
     Conformant,
     /// Is here, and fails.
     Failed,
-    /// Is here, and its driver says that it cannot do the arithmetic.
+    /// Is here, and is not used, for a reason that its listing gives.
     Unusable,
     /// No driver or no device.
     Absent,
@@ -149,18 +149,24 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
 pub(super) fn findings(facts: &Facts, checks: &[DeviceCheck]) -> Vec<Finding> {
     let mut found = Vec::new();
     for check in checks {
-        let (level, id) = match check.state {
-            State::Failed => (Level::Error, "device-fails"),
-            State::Unusable => (Level::Warning, "device-cannot-be-used"),
+        let (level, id, what, remedy) = match check.state {
+            State::Failed => {
+                let remedy = "do not train on it; after a change of driver or compiler run this again";
+                (Level::Error, "device-fails", "is here, but does not give the bits", remedy)
+            }
+            State::Unusable => {
+                let remedy = "see the reason; run this again after a change";
+                (Level::Warning, "device-cannot-be-used", "cannot be used", remedy)
+            }
             State::Conformant | State::Absent => continue,
         };
         let name = if check.name.is_empty() { String::new() } else { format!(" ({})", check.name) };
         found.push(Finding {
             id: id.to_string(),
             level,
-            what: format!("{}{name} is here, but does not give the bits", check.device),
+            what: format!("{}{name} {what}", check.device),
             why: check.reasons.join("; "),
-            remedy: "do not train on it; after a change of driver or compiler run this again".to_string(),
+            remedy: remedy.to_string(),
             source: Vec::new(),
         });
     }

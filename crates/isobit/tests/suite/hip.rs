@@ -123,11 +123,16 @@ fn the_doctor_fails_a_card_that_does_not_give_the_bits() {
     assert!(devices.iter().any(|device| device["device"] == "cpu/scalar" && device["state"] == "conformant"));
     assert_eq!(report["findings"][0]["id"], "device-fails");
     // Without a card, and with one that cannot be used, there is nothing that fails.
-    for (name, value) in [("FAKE_HIP_COUNT", "0"), ("FAKE_HIP_ARCHITECTURE", "gfx803")] {
+    for (name, value, said) in [
+        ("FAKE_HIP_COUNT", "0", "no findings"),
+        ("FAKE_HIP_ARCHITECTURE", "gfx803", "hip:0 (Fake Instinct 0) cannot be used"),
+    ] {
         let mut command = fake.command(&["doctor"]);
         let output =
             command.env("OCL_ICD_VENDORS", fake.path("none")).env(name, value).output().expect("the program starts");
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stdout));
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(text.contains(said) && !text.contains("does not give the bits"), "{text}");
     }
 }
 
