@@ -57,7 +57,8 @@ fn folder_of(given: &Path) -> Result<PathBuf, String> {
         return Ok(given.to_path_buf());
     }
     if !given.is_file() {
-        return Err(format!("{} does not exist", given.display()));
+        let what = if given.symlink_metadata().is_ok() { "is neither a folder nor a file" } else { "does not exist" };
+        return Err(format!("{} {what}", given.display()));
     }
     let folder = given.parent().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
     folder.map(Path::to_path_buf).ok_or_else(|| format!("{} is in no folder `bin`", given.display()))

@@ -51,4 +51,7 @@ fn what_is_no_environment_is_an_error_that_says_so() {
         let error = Facts::read(&machine.sources()).expect_err("no environment");
         assert!(error.contains(part), "{error}");
     }
+    machine.python = Some("/dev/null".into());
+    let error = Facts::read(&machine.sources()).expect_err("no environment");
+    assert!(error.contains("/dev/null is neither a folder nor a file"), "{error}");
 }
