@@ -67,6 +67,13 @@ impl Sources {
     }
 }
 
+/// Why a device file cannot be opened, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AccessProblem {
+    pub what: String,
+    pub remedy: String,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Facts {
     pub kernel: Option<String>,
@@ -76,8 +83,8 @@ pub struct Facts {
     pub cards: Vec<Card>,
     /// PCI addresses of AMD's display devices.
     pub displays: Vec<String>,
-    /// Why the device files of AMD's cards cannot be opened, and what to do.
-    pub access_problem: Option<(String, String)>,
+    /// Of AMD's cards.
+    pub access_problem: Option<AccessProblem>,
     pub amdgpu: Option<String>,
     pub rocm: Option<String>,
     pub nvidia: Option<Nvidia>,
@@ -103,7 +110,7 @@ impl Facts {
             // Without a card nobody misses its files.
             access_problem: access_problem(&tree.path("/dev"))
                 .filter(|_| !cards.is_empty())
-                .map(|problem| (problem.what, problem.remedy.to_string())),
+                .map(|problem| AccessProblem { what: problem.what, remedy: problem.remedy.to_string() }),
             cards,
             amdgpu: system::amdgpu(&tree),
             rocm: system::rocm(&tree),

@@ -2,9 +2,9 @@
 //! somebody whose machine meets them. A new rule needs no code unless it asks something new.
 
 use crate::amd::{Card, Link};
-use crate::facts::Facts;
+use crate::facts::{AccessProblem, Facts};
 use crate::version::Version;
-use isobit_kernels::gpu::hip::architecture_of_version;
+use isobit_kernels::gpu::hip::{APPENDING_VARIABLES, HIDING_VARIABLES, architecture_of_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -13,7 +13,6 @@ use std::sync::OnceLock;
 pub const RULES: &str = include_str!("rules.toml");
 
 const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
-const HIDING: [&str; 3] = ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -92,6 +91,8 @@ struct Conditions {
     variables: Vec<String>,
     /// A variable that hides cards is set.
     hides: bool,
+    /// A variable that adds options to those of AMD's compiler is set.
+    appends: bool,
     /// Words of which the kernel's command line has none.
     command_line_lacks: Vec<String>,
     no_nvidia: bool,
@@ -124,7 +125,8 @@ impl Conditions {
         let set = |name: &str| facts.variables.get(name).is_some_and(|value| !value.is_empty());
         let on_system = (self.rocm.is_empty() || satisfies(facts.rocm.as_deref(), &self.rocm))
             && (self.variables.is_empty() || self.variables.iter().any(|name| set(name)))
-            && (!self.hides || HIDING.iter().any(|name| facts.variables.contains_key(*name)))
+            && (!self.hides || HIDING_VARIABLES.iter().any(|name| facts.variables.contains_key(*name)))
+            && (!self.appends || APPENDING_VARIABLES.iter().any(|name| set(name)))
             && (self.command_line_lacks.is_empty()
                 || !facts.command_line.iter().any(|word| self.command_line_lacks.contains(word)))
             && (!self.no_nvidia || facts.nvidia.is_none())
@@ -203,10 +205,13 @@ fn fill(text: &str, facts: &Facts, when: &Conditions, cards: &[&Card]) -> String
     // Cards that no condition selects are all meant.
     let all: Vec<&Card> = facts.cards.iter().collect();
     let cards = if when.selects_cards() { cards } else { &all };
-    let is_set = |name: &&String| facts.variables.get(*name).is_some_and(|value| !value.is_empty());
-    let variable = when.variables.iter().find(is_set).map_or(OVERRIDE, String::as_str);
-    let hidden = HIDING.iter().filter_map(|name| Some(format!("{name}={}", facts.variables.get(*name)?)));
-    let access = facts.access_problem.clone().unwrap_or_default();
+    let is_set = |name: &&str| facts.variables.get(*name).is_some_and(|value| !value.is_empty());
+    let appending = APPENDING_VARIABLES.into_iter().filter(|_| when.appends);
+    let variable = when.variables.iter().map(String::as_str).chain(appending).find(is_set).unwrap_or(OVERRIDE);
+    let hidden = HIDING_VARIABLES.iter().filter_map(|name| Some(format!("{name}={}", facts.variables.get(*name)?)));
+    let access = |part: fn(&AccessProblem) -> &String| {
+        facts.access_problem.as_ref().map_or(String::new(), |problem| part(problem).clone())
+    };
     let mut values = BTreeMap::from([
         ("card", named(cards)),
         ("cards", cards.len().to_string()),
@@ -214,8 +219,8 @@ fn fill(text: &str, facts: &Facts, when: &Conditions, cards: &[&Card]) -> String
         ("variable", variable.to_string()),
         ("value", facts.variables.get(variable).cloned().unwrap_or_default()),
         ("displays", facts.displays.join(", ")),
-        ("access", access.0),
-        ("way_in", access.1),
+        ("access", access(|problem| &problem.what)),
+        ("access_remedy", access(|problem| &problem.remedy)),
         ("hidden", hidden.collect::<Vec<_>>().join(", ")),
     ]);
     if let Some(python) = &facts.python {
@@ -269,8 +274,18 @@ mod tests {
             for demand in [rocm, python, torch_rocm].into_iter().chain(packages.values()).flatten() {
                 assert!(Version::parse("1").and_then(|one| one.satisfies(demand)).is_some(), "{}: {demand}", rule.id);
             }
-            let known =
-                ["card", "cards", "rocm", "variable", "value", "displays", "access", "way_in", "hidden", "python"];
+            let known = [
+                "card",
+                "cards",
+                "rocm",
+                "variable",
+                "value",
+                "displays",
+                "access",
+                "access_remedy",
+                "hidden",
+                "python",
+            ];
             for text in [&rule.what, &rule.why, &rule.remedy] {
                 assert!(!text.is_empty() && !text.ends_with('.'), "{}: {text}", rule.id);
                 for name in text.split('{').skip(1).filter_map(|rest| rest.split('}').next()) {

@@ -1,7 +1,8 @@
 //! Every rule applies to a machine with its cause, and to none without it.
 
 use crate::machine::Machine;
-use isobit_doctor::rule_ids;
+use isobit_doctor::{VARIABLES, rule_ids};
+use isobit_kernels::gpu::hip::{APPENDING_VARIABLES, HIDING_VARIABLES};
 use std::collections::BTreeSet;
 
 /// Changes a machine.
@@ -197,6 +198,21 @@ fn every_rule_applies_with_its_cause_and_not_without() {
             let mut changed = caused();
             change(&mut changed);
             assert!(!changed.ids().iter().any(|found| found == id), "{id} applies without cause {index}");
+        }
+    }
+}
+
+/// The variables that Isobit itself looks at, HIP's name for CUDA's included.
+#[test]
+fn every_variable_of_the_runtime_counts() {
+    for (id, names) in
+        [("cards-are-hidden", &HIDING_VARIABLES[..]), ("compiler-options-appended", &APPENDING_VARIABLES)]
+    {
+        for name in names {
+            assert!(VARIABLES.contains(name), "{name} is not read");
+            let mut machine = Machine::of("mi50");
+            machine.set(name, "1");
+            assert_eq!(machine.ids(), [id], "{name}");
         }
     }
 }

@@ -20,6 +20,7 @@ pub use compiler::{OPTIONS, Request, compile, has_compiler};
 pub use listing::expect_device;
 pub(super) use listing::{list, serve_as_lister};
 pub use process::stop_children_when;
+pub use settings::{APPENDING_VARIABLES, HIDING_VARIABLES};
 pub use system::{AccessProblem, access_problem};
 pub use target::{architecture_of_version, has_mfma};
 

@@ -6,6 +6,13 @@ use std::ffi::OsString;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Variables that hide devices.
+pub const HIDING_VARIABLES: [&str; 4] =
+    ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
+/// Variables that add options to those of the compiler, which may change the bits.
+pub const APPENDING_VARIABLES: [&str; 3] =
+    ["HIPRTC_COMPILE_OPTIONS_APPEND", "HIPRTC_LINK_OPTIONS_APPEND", "AMD_COMGR_DRIVER_OPTIONS_APPEND"];
+
 /// How long the runtime may be silent. A machine with many cards takes some seconds.
 const SECONDS_MAX: u32 = 20;
 
@@ -61,13 +68,9 @@ pub(super) fn set_child() {
 impl Settings {
     /// `variable` gives the value of an environment variable.
     pub(super) fn from_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
-        const HIDING: [&str; 4] =
-            ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
-        const APPENDING: [&str; 3] =
-            ["HIPRTC_COMPILE_OPTIONS_APPEND", "HIPRTC_LINK_OPTIONS_APPEND", "AMD_COMGR_DRIVER_OPTIONS_APPEND"];
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let text = |name: &str| set(name).map(|value| value.to_string_lossy().into_owned());
-        let hidden_by = HIDING.into_iter().filter_map(|name| {
+        let hidden_by = HIDING_VARIABLES.into_iter().filter_map(|name| {
             // An empty list hides every device.
             variable(name).map(|value| format!("{name}={}", value.to_string_lossy()))
         });
@@ -90,7 +93,7 @@ impl Settings {
             mistake: bad_open.or(bad_timeout),
             gfx_override: text("HSA_OVERRIDE_GFX_VERSION"),
             hidden_by: hidden_by.collect(),
-            appended_by: APPENDING.into_iter().filter(|name| set(name).is_some()).collect(),
+            appended_by: APPENDING_VARIABLES.into_iter().filter(|name| set(name).is_some()).collect(),
         }
     }
 
