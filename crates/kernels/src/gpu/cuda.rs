@@ -8,6 +8,7 @@ mod compile_only;
 mod compiler;
 mod context;
 mod cubin;
+mod free_memory;
 mod pages;
 mod programs;
 mod ranges;
@@ -42,6 +43,7 @@ functions!(Driver {
     device_name = c"cuDeviceGetName" (*mut c_char, c_int, c_int) -> Status;
     attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int) -> Status;
     memory = c"cuDeviceTotalMem_v2" (*mut usize, c_int) -> Status;
+    bus_address = c"cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> Status;
     retain = c"cuDevicePrimaryCtxRetain" (*mut Object, c_int) -> Status;
     release = c"cuDevicePrimaryCtxRelease_v2" (c_int) -> Status;
     set_context = c"cuCtxSetCurrent" (Object) -> Status;
@@ -146,6 +148,14 @@ impl Driver {
         text.map_or("unknown".to_string(), |text| text.to_string_lossy().into_owned())
     }
 
+    /// `0000:1b:00.0`
+    fn bus_address(&self, device: c_int) -> Option<CString> {
+        let mut bytes = [0u8; 32];
+        // SAFETY: the size is less than that of the array; the driver ends the text with a zero.
+        let status = unsafe { (self.bus_address)(bytes.as_mut_ptr().cast(), 31, device) };
+        CStr::from_bytes_until_nul(&bytes).ok().filter(|_| status == 0).map(CStr::to_owned)
+    }
+
     /// An event of the current context.
     fn event(&self) -> Answer<Object> {
         const NO_TIMING: u32 = 2;
@@ -183,6 +193,7 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
                 compiler.as_deref().unwrap_or("no NVRTC")
             ),
             memory: memory as u64,
+            memory_free: driver.bus_address(device).and_then(|address| free_memory::of(&address)),
             units: driver.attribute(device, attribute::MULTIPROCESSORS)? as u32,
             architecture: Some((major, minor)),
             objection: compiler.as_ref().err().cloned(),

@@ -59,6 +59,8 @@ pub struct Listing {
     pub runtime: String,
     /// Bytes.
     pub memory: u64,
+    /// Bytes that no program uses, if the driver says so.
+    pub memory_free: Option<u64>,
     /// Compute units or multiprocessors.
     pub units: u32,
     /// Compute capability, if applicable: (9, 0) on Hopper.

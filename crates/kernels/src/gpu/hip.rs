@@ -60,6 +60,7 @@ fn list_here() -> Result<Vec<Listing>, String> {
             name: functions.name(device),
             runtime: format!("{version}, {target}"),
             memory: functions.total_memory(device)?,
+            memory_free: functions.pci_address(device).and_then(|address| system::free_memory(system::PCI, address)),
             units: functions.compute_units(device)? as u32,
             architecture: None,
             objection: objection(&functions, device, &target),

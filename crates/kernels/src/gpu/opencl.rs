@@ -193,6 +193,7 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
         name: cl.text(device, ask::NAME),
         runtime: format!("{}, driver {}", cl.text(device, ask::VERSION), cl.text(device, ask::DRIVER)),
         memory: cl.number(device, ask::MEMORY).unwrap_or(0),
+        memory_free: None,
         units: cl.number(device, ask::COMPUTE_UNITS).unwrap_or(0) as u32,
         architecture: None,
         objection: cl.objection(device).unwrap_or(Some("it does not answer")).map(str::to_string),

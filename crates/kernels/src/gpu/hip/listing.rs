@@ -175,10 +175,11 @@ impl Record {
     fn bytes(&self) -> Vec<u8> {
         let texts = match self {
             Self::Refused(why) => vec!["refused".to_string(), why.clone()],
-            Self::Card(Listing { selector, name, runtime, memory, units, architecture: _, objection }) => {
+            Self::Card(Listing { selector, name, runtime, memory, memory_free, units, architecture: _, objection }) => {
                 let [selector, name, runtime] = [selector, name, runtime].map(String::clone);
-                let mut texts =
-                    vec!["card".to_string(), selector, name, runtime, memory.to_string(), units.to_string()];
+                let [memory, units] = [memory.to_string(), units.to_string()];
+                let free = memory_free.map_or(String::new(), |bytes| bytes.to_string());
+                let mut texts = vec!["card".to_string(), selector, name, runtime, memory, free, units];
                 texts.extend(objection.clone());
                 texts
             }
@@ -197,11 +198,12 @@ impl Record {
         let objection = |rest: &[&str]| rest.first().map(ToString::to_string);
         Some(match texts[..] {
             ["refused", why] => Self::Refused(why.to_string()),
-            ["card", selector, name, runtime, memory, units, ref rest @ ..] => Self::Card(Listing {
+            ["card", selector, name, runtime, memory, free, units, ref rest @ ..] => Self::Card(Listing {
                 selector: selector.to_string(),
                 name: name.to_string(),
                 runtime: runtime.to_string(),
                 memory: memory.parse().ok()?,
+                memory_free: free.parse().ok(),
                 units: units.parse().ok()?,
                 architecture: None,
                 objection: objection(rest),
@@ -238,6 +240,7 @@ mod tests {
             name: "MI50".to_string(),
             runtime: "HIP 6".to_string(),
             memory: 16 << 30,
+            memory_free: (index == 0).then_some(15 << 30),
             units: 60,
             architecture: None,
             objection: objection.map(str::to_string),

@@ -10,6 +10,8 @@ use super::target::architecture_of_version;
 
 /// The kernel driver's devices.
 pub(super) const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
+/// Every device on the bus, by its address.
+pub(super) const PCI: &str = "/sys/bus/pci/devices";
 /// Device files.
 pub(super) const DEVICES: &str = "/dev";
 
@@ -27,6 +29,15 @@ pub(super) fn architecture(nodes: impl AsRef<Path>, address: [usize; 3]) -> Opti
         let version = property("gfx_target_version").filter(|version| here && *version > 0)?;
         architecture_of_version(&format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
     })
+}
+
+/// Bytes of the memory of the device with a PCI address (domain, bus, device) that no program uses,
+/// as the kernel driver counts them.
+pub(super) fn free_memory(devices: impl AsRef<Path>, address: [usize; 3]) -> Option<u64> {
+    let [domain, bus, device] = address;
+    let folder = devices.as_ref().join(format!("{domain:04x}:{bus:02x}:{device:02x}.0"));
+    let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    number("mem_info_vram_total")?.checked_sub(number("mem_info_vram_used")?)
 }
 
 /// Why the runtime shows no device, and what to do.
@@ -123,6 +134,19 @@ mod tests {
         assert_eq!(architecture(&nodes.0, [1, 9, 0]).as_deref(), Some("gfx90a"));
         assert_eq!(architecture(&nodes.0, [0, 0, 0]), None, "a processor");
         assert_eq!(architecture(nodes.0.join("nowhere"), [0, 9, 0]), None);
+    }
+
+    #[test]
+    fn the_kernel_driver_knows_what_is_free() {
+        let devices = Folder::new("pci");
+        devices.put("0000:83:1f.0/mem_info_vram_total", "17163091968\n");
+        devices.put("0000:83:1f.0/mem_info_vram_used", "1073741824\n");
+        assert_eq!(free_memory(&devices.0, [0, 0x83, 0x1f]), Some(17_163_091_968 - (1 << 30)));
+        devices.put("0000:83:1f.0/mem_info_vram_used", "99999999999\n");
+        assert_eq!(free_memory(&devices.0, [0, 0x83, 0x1f]), None, "more than there is");
+        devices.put("0000:83:1f.0/mem_info_vram_used", "much\n");
+        assert_eq!(free_memory(&devices.0, [0, 0x83, 0x1f]), None);
+        assert_eq!(free_memory(&devices.0, [0, 1, 0]), None);
     }
 
     #[test]
