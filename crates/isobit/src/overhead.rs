@@ -27,10 +27,10 @@ const READING: u64 = 8 << 20;
 
 /// A CUDA context with the modules of a run, and tables that a plan does not count.
 const CUDA_CONTEXT: u64 = 552 << 20;
-/// Other drivers were never measured. Assumed: gaps take an eighth of the buffers that come and go
-/// in a step.
-const OTHER_CONTEXT: u64 = 512 << 20;
-const OTHER_GAPS: u64 = 8;
+/// Other drivers were never measured. Assumed: their context, and that gaps take an eighth of the
+/// buffers that come and go in a step.
+const ASSUMED_CONTEXT: u64 = 512 << 20;
+const ASSUMED_GAP_DIVISOR: u64 = 8;
 
 /// Host memory of a run on the CPU beside the `counted` bytes of its buffers.
 pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: u64) -> u64 {
@@ -69,8 +69,8 @@ pub(crate) fn of_driver<'a>(api: Api, stages: impl Iterator<Item = &'a MemoryPla
     let (count, moving, gaps) = stages.fold((0, 0, 0), add);
     match api {
         Api::Cuda => CUDA_CONTEXT + gaps,
-        Api::Hip => OTHER_CONTEXT + moving / OTHER_GAPS,
-        Api::OpenCl => count * OTHER_CONTEXT + moving / OTHER_GAPS,
+        Api::Hip => ASSUMED_CONTEXT + moving / ASSUMED_GAP_DIVISOR,
+        Api::OpenCl => count * ASSUMED_CONTEXT + moving / ASSUMED_GAP_DIVISOR,
     }
 }
 
