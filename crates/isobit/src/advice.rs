@@ -88,53 +88,75 @@ impl Change {
         self
     }
 
+    fn without_samples(mut self) -> Self {
+        self.run.generate_prompts.clear();
+        self.sets.push("generate_prompts=[]".to_string());
+        self
+    }
+
     fn because(self, effect: &'static str) -> Self {
         Self { effect, ..self }
+    }
+
+    /// What a plan says of it, against that of the run as it is.
+    fn advice(self, now: Need, then: Need) -> Advice {
+        let sets: Vec<String> = self.sets.iter().map(|set| format!("--set {set}")).collect();
+        let mut effect = self.effect.to_string();
+        if self.same_bits && now.work_per_row > 0 && then.work_per_row > 0 {
+            if then.work_per_row < now.work_per_row {
+                let less = 100 - then.work_per_row.saturating_mul(100) / now.work_per_row;
+                effect = format!("{less} % less arithmetic");
+            } else if then.work_per_row > now.work_per_row {
+                let more = then.work_per_row.saturating_mul(100) / now.work_per_row - 100;
+                effect = format!("{more} % more arithmetic");
+            }
+        }
+        Advice { sets: sets.join(" "), bytes: then.bytes, same_bits: self.same_bits, effect }
     }
 }
 
 /// The rows that are evaluated at once are those of training unless the config says otherwise: they
 /// change with them.
-pub(crate) fn follow(run: &mut Run, rows: u32) {
+fn follow(run: &mut Run, rows: u32) {
     if run.eval.micro_batch_size == run.training.micro_batch_size {
         run.eval.micro_batch_size = rows;
     }
 }
 
-/// Suggestions for a run that fits or not: `need` plans a changed run, or says that it cannot be
-/// planned.
-pub(crate) fn of(run: &Run, now: Need, need: impl Fn(&Run) -> Option<Need>) -> Vec<Advice> {
-    match now.fits {
-        Some(true) => settle(faster(run), now, &need, |then| then.fits == Some(true)),
-        Some(false) => settle(smaller(run), now, &need, |then| then.fits == Some(true) && then.bytes < now.bytes),
+/// Suggestions for a run that fits or not, planned one by one as they are asked for: `need` plans a
+/// changed run, or says that it cannot be planned. The first are those that keep the weights.
+pub(crate) fn of(run: &Run, now: Need, need: impl Fn(&Run) -> Option<Need>) -> impl Iterator<Item = Advice> {
+    let changes = match now.fits {
+        Some(true) => faster(run),
+        Some(false) => smaller(run),
         None => Vec::new(),
-    }
+    };
+    changes.into_iter().filter_map(move |change| {
+        let then = need(&change.run).filter(|then| then.fits == Some(true))?;
+        Some(change.advice(now, then))
+    })
 }
 
-fn settle(
-    changes: Vec<Change>,
-    now: Need,
-    need: &impl Fn(&Run) -> Option<Need>,
-    helps: impl Fn(Need) -> bool,
-) -> Vec<Advice> {
-    let mut found: Vec<Advice> = Vec::new();
-    for Change { sets, run, same_bits, effect } in changes {
-        if found.len() == ADVICE_MAX {
+/// Those that are shown: the first few, and of rows that are cut only the longest that fit.
+pub(crate) fn shown(all: impl Iterator<Item = Advice>) -> Vec<Advice> {
+    let mut shown = Vec::new();
+    for advice in all.take(ADVICE_MAX) {
+        let is_last = !advice.same_bits;
+        shown.push(advice);
+        if is_last {
             break;
         }
-        let Some(then) = need(&run).filter(|then| helps(*then)) else { continue };
-        let sets: Vec<String> = sets.iter().map(|set| format!("--set {set}")).collect();
-        let mut effect = effect.to_string();
-        if now.work_per_row > 0 && then.work_per_row > 0 && then.work_per_row < now.work_per_row {
-            let less = 100 - then.work_per_row.saturating_mul(100) / now.work_per_row;
-            effect = format!("{less} % less arithmetic");
-        } else if then.work_per_row > now.work_per_row && now.work_per_row > 0 {
-            let more = then.work_per_row.saturating_mul(100) / now.work_per_row - 100;
-            effect = format!("{more} % more arithmetic");
-        }
-        found.push(Advice { sets: sets.join(" "), bytes: then.bytes, same_bits, effect });
     }
-    found
+    shown
+}
+
+/// One thing to try with a run that does not fit: the first of its suggestions.
+pub(crate) fn hint(run: &Run, first: Option<&Advice>) -> String {
+    match first {
+        Some(Advice { sets, same_bits: true, .. }) => format!("`{sets}` fits and gives the same weights"),
+        Some(Advice { sets, effect, .. }) => format!("`{sets}` fits; {effect}"),
+        None => no_setting(run),
+    }
 }
 
 /// Settings that take less time: nothing recomputed, then larger micro-batches. A list of devices
@@ -174,6 +196,10 @@ fn smaller(run: &Run) -> Vec<Change> {
         let change = change.evaluated(1);
         if one { change.micro_batch(1) } else { change }
     };
+    if !run.generate_prompts.is_empty() {
+        let effect = "no samples: `isobit generate` makes them afterwards";
+        changes.push(Change::of(run).without_samples().because(effect));
+    }
     let half = u64::from(run.training.micro_batch_size / 2);
     if half > 1 && run.rows_per_update().is_multiple_of(half) {
         changes.push(Change::of(run).evaluated(half as u32).micro_batch(half).because("the same arithmetic"));
@@ -215,12 +241,13 @@ fn smaller(run: &Run) -> Vec<Change> {
 }
 
 /// What to do where no setting helps.
-fn last_resort(run: &Run) -> &'static str {
-    if matches!(run.adapter, Adapter::Lora(_)) {
-        "set `load_in_4bit = true`, or take a smaller base model"
-    } else {
-        "train an adapter (`type = \"lora\"` under [adapter])"
-    }
+fn no_setting(run: &Run) -> String {
+    let last_resort = match &run.adapter {
+        Adapter::Lora(_) if run.load_in_4bit == Some(true) => "take a smaller base model",
+        Adapter::Lora(_) => "set `load_in_4bit = true`, or take a smaller base model",
+        Adapter::Full | Adapter::LastBlocks(_) => "train an adapter (`type = \"lora\"` under [adapter])",
+    };
+    format!("no setting makes it fit: {last_resort}")
 }
 
 /// The suggestions for a run, to be printed.
@@ -233,7 +260,7 @@ impl Shown<'_> {
     pub(crate) fn print(&self, out: &mut impl Write, fits: Option<bool>) -> std::io::Result<()> {
         match fits {
             Some(false) if self.all.is_empty() => {
-                return writeln!(out, "no setting makes it fit: {}", last_resort(self.run));
+                return writeln!(out, "{}", no_setting(self.run));
             }
             _ if self.all.is_empty() => return Ok(()),
             Some(false) => writeln!(out, "these settings fit:")?,

@@ -2,26 +2,24 @@
 //! it, `train` refuses a run that does not fit, `init` looks for the fastest settings that do.
 
 use crate::Failure;
-use crate::advice;
+use crate::advice::{self, Advice};
 use crate::backend::{Chosen, open_cpu};
 use crate::failure::failed;
 use crate::memory_limits;
 use crate::overhead;
 use crate::units::size;
-use isobit_autograd::{Offload, Policy};
-use isobit_doctor::NamedCard;
-use isobit_kernels::gpu::{self, Api, Selector};
+use isobit_autograd::Offload;
+use isobit_doctor::{NamedCard, named_card};
+use isobit_kernels::gpu::{self, Api, Listing, Selector};
 use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
 use isobit_models::build::Settings;
 use isobit_models::{Config, ConfigShapes, Shapes, WeightSource, Weights};
 use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
-use isobit_training::config::{Adapter, Device, Run};
+use isobit_training::config::Run;
 use isobit_training::free_memory::free_memory_beside;
-use isobit_training::plan::{
-    MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows, offloaded_memory,
-};
+use isobit_training::plan::{self, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows};
 use isobit_training::prepare::{RunError, check_positions, loads_in_4bit, model_config, step_settings, trained};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
@@ -42,11 +40,13 @@ pub(crate) struct MemoryFit {
     pub(crate) overhead: u64,
     /// Whether the run is in the memory of the host.
     pub(crate) on_host: bool,
+    /// Whether the run would be on this machine.
+    pub(crate) is_here: bool,
     /// None if the system does not report it.
     pub(crate) available: Option<Available>,
-    /// Host memory beside a card, if anything is offloaded.
+    /// Host memory beside a card.
     pub(crate) host: Option<HostFit>,
-    /// Whether the device is of a kind that plans were never compared with.
+    /// Whether plans were never compared with the memory of such a device.
     pub(crate) is_estimate: bool,
 }
 
@@ -55,8 +55,6 @@ pub(crate) struct MemoryFit {
 pub(crate) struct Given {
     /// What `--memory` says: one for all devices, or one for each.
     pub(crate) memories: Vec<u64>,
-    /// Whether the run is to start here, so that a card must also have what it needs.
-    pub(crate) starts_here: bool,
     /// Cards by name, at their places in the list of devices.
     pub(crate) cards: Vec<Option<&'static NamedCard>>,
 }
@@ -68,7 +66,7 @@ impl Given {
 
     /// For a run that is about to start.
     pub(crate) fn of_run(memories: &[u64]) -> Self {
-        Self { memories: memories.to_vec(), starts_here: true, cards: Vec::new() }
+        Self { memories: memories.to_vec(), cards: Vec::new() }
     }
 
     /// The memory of the device at a place of the list. That of a card is for buffers alone.
@@ -78,7 +76,7 @@ impl Given {
         bytes.map(|bytes| Available { bytes, of: memory_limits::NAME.to_string(), of_buffers })
     }
 
-    fn card(&self, at: usize) -> Option<&'static NamedCard> {
+    pub(crate) fn card(&self, at: usize) -> Option<&'static NamedCard> {
         self.cards.get(at).copied().flatten()
     }
 }
@@ -95,21 +93,27 @@ impl Ranks {
     pub(crate) const ALONE: Self = Self { here: 1, all: 1 };
 }
 
+/// Host memory that a run on a card needs.
 pub(crate) struct HostFit {
     pub(crate) needed: u64,
     /// None if the system does not report it.
     pub(crate) available: Option<Available>,
+    /// What it is for.
+    what: &'static str,
 }
 
 impl HostFit {
-    /// Of a card that offloads, or of a rank on one. The host of a card elsewhere is unknown.
-    fn of(plan: &MemoryPlan, offload: Offload, ranks: Ranks, is_here: bool) -> Option<Self> {
-        if offload.is_none() && ranks.all < 2 {
-            return None;
-        }
-        let offloaded = if offload.is_none() { 0 } else { plan.bytes_beside_device() };
-        let available = if is_here { free(ranks.here) } else { None };
-        Some(Self { needed: (offloaded + plan.bytes_ranks) as u64, available })
+    /// What is offloaded, what a rank keeps, and every checkpoint while it is written. The host of a
+    /// card elsewhere is unknown.
+    fn of(plan: &MemoryPlan, run: &Run, offload: Offload, ranks: Ranks, is_here: bool) -> Self {
+        let what = match (ranks.all, offload.is_none()) {
+            (2.., _) => "what this rank keeps on the host",
+            (_, true) => "saving a checkpoint",
+            (_, false) => "what this run offloads",
+        };
+        // Weights are mapped while they are loaded.
+        let available = if is_here { free_beside(overhead::of_weight_files(run), ranks.here) } else { None };
+        Self { needed: (plan.bytes_beside_device() + plan.bytes_ranks) as u64, available, what }
     }
 
     pub(crate) fn lacks(&self) -> bool {
@@ -158,72 +162,50 @@ impl MemoryFit {
         self.available.as_ref().map(|available| self.needed <= available.bytes)
     }
 
-    /// The failure of a run that does not fit.
-    pub(crate) fn refusal(&self, run: &Run, given: &Given, ranks: Ranks) -> Option<Failure> {
+    /// Settings that would fit, or be faster.
+    pub(crate) fn advice(&self, run: &Run, given: &Given, ranks: Ranks) -> impl Iterator<Item = Advice> {
+        advice::of(run, self.need(run), move |run| Some(memory_fit(run, given, ranks).ok()?.need(run)))
+    }
+
+    fn need(&self, run: &Run) -> advice::Need {
+        let training = &run.training;
+        let (groups, together) = (training.gradient_groups as usize, training.micro_batch_size as usize);
+        let rows = PeakOfUpdate::new(run.rows_per_update() as usize, groups, together).rows;
+        let work = self.plan.iter().flat_map(|plan| plan.work.values()).map(|work| work.multiply_adds).sum::<u64>();
+        advice::Need { bytes: self.needed, fits: self.fits(), work_per_row: work / rows.max(1) as u64 }
+    }
+
+    /// The failure of a run that does not fit, with the first thing to try.
+    pub(crate) fn refusal(&self, run: &Run, first: Option<&Advice>) -> Option<Failure> {
         if self.fits() != Some(false) {
             return None;
         }
-        let fits = |run: &Run| memory_fit(run, given, ranks).is_ok_and(|fit| fit.fits() == Some(true));
-        if let Some(HostFit { needed, available: Some(available) }) = self.host.as_ref().filter(|host| host.lacks()) {
+        let hint = Some(advice::hint(run, first));
+        let lacking = self.host.as_ref().filter(|host| host.lacks());
+        if let Some(HostFit { needed, available: Some(available), what }) = lacking {
             let (needed, there, of) = (size(*needed), size(available.bytes), &available.of);
-            let what = if ranks.all > 1 { "what this rank keeps on the host" } else { "what this run offloads" };
             let message = format!("{what} needs {needed} of host memory, {there} is available ({of})");
-            return Some(Failure { code: 4, message, hint: Some(hint(run, fits)) });
+            return Some(Failure { code: 4, message, hint });
         }
         let least = if self.plan.is_none() { "at least " } else { "" };
         let there = self.available.as_ref().map_or("more than any machine has".to_string(), |available| {
             format!("{} is available ({})", size(available.bytes), available.of)
         });
         let message = format!("this run needs {least}{} on {}, {there}", size(self.needed), self.device);
-        Some(Failure { code: 4, message, hint: Some(hint(run, fits)) })
-    }
-}
-
-/// One thing to try: settings that give the same weights and fit, if there are any.
-pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
-    let mut smaller = run.clone();
-    let mut sets = String::new();
-    if run.training.micro_batch_size > 1 {
-        // Both keys: the rows per update stay the same, and with them the weights.
-        let rows = run.rows_per_update();
-        advice::follow(&mut smaller, 1);
-        smaller.training.micro_batch_size = 1;
-        smaller.training.gradient_accumulation_steps = rows as u32;
-        sets = format!("--set training.micro_batch_size=1 --set training.gradient_accumulation_steps={rows}");
-    }
-    if !sets.is_empty() && fits(&smaller) {
-        return format!("`{sets}` fits and gives the same weights");
-    }
-    if run.training.recomputation != Policy::Full {
-        smaller.training.recomputation = Policy::Full;
-        sets = format!("{sets} --set training.gradient_checkpointing=full").trim_start().to_string();
-        if fits(&smaller) {
-            return format!("`{sets}` fits and gives the same weights");
-        }
-    }
-    let all = Offload { optimizer: true, activations: true, weights: true };
-    if run.offload != all && run.devices.iter().any(|device| *device != Device::Cpu) {
-        smaller.offload = all;
-        if fits(&smaller) {
-            let sets = format!("{sets} --set offload=optimizer,activations,weights");
-            return format!("`{}` fits and gives the same weights", sets.trim_start());
-        }
-    }
-    if matches!(run.adapter, Adapter::Lora(_)) {
-        "even one row at a time does not fit: lower `max_seq_length`, set `load_in_4bit = true`, or take a smaller base model"
-            .to_string()
-    } else {
-        "even one row at a time does not fit: train an adapter (`type = \"lora\"` under [adapter]), or lower `max_seq_length`"
-            .to_string()
+        Some(Failure { code: 4, message, hint })
     }
 }
 
 /// Refuses a run that does not fit according to the plan, beside the other ranks of this machine.
-/// If no plan can be made, the next step reports why.
-pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<(), Failure> {
-    let Ok(fit) = memory_fit(run, given, ranks) else { return Ok(()) };
-    let Some(refusal) = fit.refusal(run, given, ranks) else { return Ok(()) };
-    Err(with_way_out(refusal))
+/// Returns how many numbers it trains; if no plan can be made, the next step reports why.
+pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<Option<u64>, Failure> {
+    let Ok(fit) = memory_fit(run, given, ranks) else { return Ok(None) };
+    let trained = fit.plan.as_ref().map(|plan| plan.trained_count as u64);
+    if fit.fits() != Some(false) {
+        return Ok(trained);
+    }
+    let first = fit.advice(run, given, ranks).next();
+    fit.refusal(run, first.as_ref()).map_or(Ok(trained), |refusal| Err(with_way_out(refusal)))
 }
 
 /// The refusal of a run that may be started nevertheless.
@@ -245,14 +227,15 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
     // Offloaded activations are bounded by the memory of the host.
     let bound = bound.filter(|_| on_host || !run.offload.activations).unwrap_or(UNKNOWN_MAX);
     let Planned { kind, name, mut available, own, is_here, is_estimate } = device;
+    let is_here = is_here && (given.memories.is_empty() || !on_host);
     if tokens > TOKENS_MAX || least > bound {
         let (plan, host, overhead, needed) = (None, None, 0, least);
-        return Ok(MemoryFit { plan, device: name, needed, overhead, on_host, available, host, is_estimate });
+        return Ok(MemoryFit { plan, device: name, needed, overhead, on_host, is_here, available, host, is_estimate });
     }
     let (plan, host, overhead) = match kind {
         PlannedDevice::Cpu { threads } => {
             let cpu = open_cpu(threads, Path::best())?;
-            let plan = plan(run, &model, cpu, Offload::NONE, ranks).map_err(|error| failed(&error))?;
+            let plan = worst_case(run, &model, cpu, Offload::NONE, ranks).map_err(|error| failed(&error))?;
             let overhead = overhead::of_process(run, model.vocabulary, threads, plan.bytes_on_host() as u64);
             if given.memories.is_empty() {
                 let needed = (plan.bytes_on_host() + plan.bytes_ranks) as u64 + overhead;
@@ -263,18 +246,18 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
         }
         PlannedDevice::Gpu { selector, architectures } => {
             let absent = architectures.into_iter().map(|known| Gpu::absent(selector, known));
-            let plans = absent.map(|gpu| plan(run, &model, gpu, run.offload, ranks));
+            let plans = absent.map(|gpu| worst_case(run, &model, gpu, run.offload, ranks));
             let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>().map_err(|error| failed(&error))?;
-            let largest = plans.into_iter().max_by_key(|plan| plan.bytes_peak);
+            let largest = plans.into_iter().max_by_key(MemoryPlan::bytes_on_device);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
-            let host = HostFit::of(&plan, run.offload, ranks, is_here);
+            let host = HostFit::of(&plan, run, run.offload, ranks, is_here);
             let overhead = overhead::of_driver(selector.api, std::iter::once(&plan));
-            (plan, host, overhead)
+            (plan, Some(host), overhead)
         }
     };
-    let counted = if on_host { plan.bytes_on_host() + plan.bytes_ranks } else { plan.bytes_peak };
+    let counted = if on_host { plan.bytes_on_host() + plan.bytes_ranks } else { plan.bytes_on_device() };
     let (needed, available) = against(counted as u64, overhead, available, own);
-    Ok(MemoryFit { plan: Some(plan), device: name, needed, overhead, on_host, available, host, is_estimate })
+    Ok(MemoryFit { plan: Some(plan), device: name, needed, overhead, on_host, is_here, available, host, is_estimate })
 }
 
 /// What is needed, and which memory must hold it: `--memory` holds buffers alone, the memory of a
@@ -299,7 +282,7 @@ pub(crate) struct Planned {
     pub(crate) kind: PlannedDevice,
     pub(crate) name: String,
     pub(crate) available: Option<Available>,
-    /// The memory of a card in which a limited run is about to start.
+    /// The memory of a card that is here, if `--memory` limits the buffers in it.
     pub(crate) own: Option<Available>,
     /// Whether it is in this machine.
     pub(crate) is_here: bool,
@@ -334,12 +317,12 @@ pub(crate) fn planned(devices: &[Chosen], at: usize, given: &Given, ranks: Ranks
     }
     let listed = gpu::list(selector.api).map(|all| all.into_iter().nth(selector.index));
     let is_here = matches!(listed, Ok(Some(_)));
-    let mut own = None;
+    let (mut own, mut is_estimate) = (None, true);
     let (name, architectures, available) = match (listed, said) {
         (Ok(Some(listing)), said) => {
-            let memory = Available { bytes: listing.memory, of: listing.name, of_buffers: false };
-            let memory = Some(memory).filter(|memory| memory.bytes > 0);
-            own = memory.clone().filter(|_| given.starts_here && said.is_some());
+            is_estimate = !is_measured(selector.api, &listing.name);
+            let memory = memory_of(&listing);
+            own = memory.clone().filter(|_| said.is_some());
             (selector.to_string(), vec![listing.architecture], said.or(memory))
         }
         (_, said @ Some(_)) => {
@@ -353,9 +336,21 @@ pub(crate) fn planned(devices: &[Chosen], at: usize, given: &Given, ranks: Ranks
             return Err(Failure::device(format!("{selector}: {why}"), hint));
         }
     };
-    // NVIDIA's driver was measured on one card; others differ by what their context takes.
-    let is_estimate = selector.api != Api::Cuda;
     Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available, own, is_here, is_estimate })
+}
+
+/// Whether plans were compared with what the driver of such a card takes.
+fn is_measured(api: Api, name: &str) -> bool {
+    named_card(name).is_some_and(|card| card.measured && card.api == api)
+}
+
+/// What a card in this machine has for a run: what other programs leave of its memory, if its driver
+/// says so.
+fn memory_of(listing: &Listing) -> Option<Available> {
+    let Listing { name, memory, memory_free, .. } = listing;
+    let of = if memory_free.is_some() { format!("free memory of {name}") } else { name.clone() };
+    let bytes = memory_free.map_or(*memory, |free| free.min(*memory));
+    (*memory > 0).then_some(Available { bytes, of, of_buffers: false })
 }
 
 /// A card that need not be in this machine.
@@ -375,7 +370,7 @@ fn named(card: &NamedCard, selector: Selector, said: Option<Available>, number: 
 }
 
 /// The worst case of a config: every row of maximum length.
-fn plan<L: MemoryLayout>(
+fn worst_case<L: MemoryLayout>(
     run: &Run,
     model: &Config,
     like: L,
@@ -391,13 +386,22 @@ fn plan<L: MemoryLayout>(
     let row = longest_rows(1, settings.positions);
     let rows = vec![&row[0]; peak.rows];
     let (waiting, evaluated, ranks) = (peak.waiting, evaluated(run), ranks.all);
-    let planned = PlannedUpdate { step: &step, rows: &rows, waiting, evaluated, offload, ranks };
-    with_shapes(run, model, |source| offloaded_memory(like, model, source, &settings, &planned))
+    let generated = generated(run, model);
+    let planned = PlannedUpdate { step: &step, rows: &rows, waiting, evaluated, generated, offload, ranks };
+    with_shapes(run, model, |source| plan::memory(like, model, source, &settings, &planned))
 }
 
 /// Rows that a run evaluates at once.
 pub(crate) fn evaluated(run: &Run) -> usize {
     if run.has_eval() { run.eval.micro_batch_size as usize } else { 0 }
+}
+
+/// Tokens of the longest text that a run generates at its end. A token is a byte of the prompt or
+/// more, but for a few at its beginning.
+fn generated(run: &Run, model: &Config) -> usize {
+    const BEGINNING: usize = 8;
+    let Some(longest) = run.generate_prompts.iter().map(String::len).max() else { return 0 };
+    longest.saturating_add(BEGINNING).saturating_add(run.generate_tokens as usize).min(model.max_positions)
 }
 
 /// How a run builds its model.
@@ -425,5 +429,51 @@ pub(crate) fn weights(run: &Run, model: &Config) -> Result<Option<Weights>, RunE
         Ok(files) => Ok(Some(Weights::new(files, model)?.load_in_4bit(loads_in_4bit(run)?)?)),
         Err(FileError::Missing { path }) if path.ends_with("model.safetensors") => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_has_what_other_programs_leave() {
+        let listing = |memory: u64, memory_free: Option<u64>| Listing {
+            selector: "cuda:0".to_string(),
+            name: "NVIDIA H200".to_string(),
+            runtime: String::new(),
+            memory,
+            memory_free,
+            units: 132,
+            architecture: Some(HOPPER),
+            objection: None,
+        };
+        let of = |memory, free| memory_of(&listing(memory, free)).map(|available| (available.bytes, available.of));
+        assert_eq!(of(100, Some(60)), Some((60, "free memory of NVIDIA H200".to_string())));
+        assert_eq!(of(100, Some(0)), Some((0, "free memory of NVIDIA H200".to_string())));
+        assert_eq!(of(100, Some(101)), Some((100, "free memory of NVIDIA H200".to_string())));
+        assert_eq!(of(100, None), Some((100, "NVIDIA H200".to_string())));
+        assert_eq!(of(0, None), None);
+    }
+
+    #[test]
+    fn a_card_is_measured_by_its_name_and_its_driver() {
+        assert!(is_measured(Api::Cuda, "NVIDIA H200"));
+        assert!(!is_measured(Api::OpenCl, "NVIDIA H200"));
+        for name in ["NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "NVIDIA H200 NVL", ""] {
+            assert!(!is_measured(Api::Cuda, name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_memory_of_a_card_counts_beside_a_limit() {
+        let available = |bytes, of: &str| Some(Available { bytes, of: of.to_string(), of_buffers: of == "limit" });
+        let settled = |counted, limit, own| {
+            let (needed, available) = against(counted, 5, available(limit, "limit"), available(own, "card"));
+            (needed, available.map(|available| available.of))
+        };
+        assert_eq!(settled(50, 100, 60), (50, Some("limit".to_string())));
+        assert_eq!(settled(50, 100, 54), (55, Some("card".to_string())), "with what its driver takes");
+        assert_eq!(settled(50, 40, 20), (50, Some("limit".to_string())));
     }
 }

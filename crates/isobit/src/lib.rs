@@ -12,6 +12,7 @@ mod data;
 mod demo;
 mod devices;
 mod diff;
+mod disk;
 mod doctor;
 mod ending;
 mod eval;

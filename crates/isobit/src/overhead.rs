@@ -64,7 +64,7 @@ pub(crate) fn of_weight_files(run: &Run) -> u64 {
 /// but one for each stage in OpenCL.
 pub(crate) fn of_driver<'a>(api: Api, stages: impl Iterator<Item = &'a MemoryPlan>) -> u64 {
     let moving = |plan: &MemoryPlan| (plan.items[&Item::Activations] + plan.items[&Item::Workspace]) as u64;
-    let gaps = |plan: &MemoryPlan| plan.heap_bytes.unwrap_or(0).saturating_sub(plan.bytes_peak) as u64;
+    let gaps = |plan: &MemoryPlan| plan.bytes_of_gaps() as u64;
     let add = |(count, sum, all): (u64, u64, u64), plan| (count + 1, sum + moving(plan), all + gaps(plan));
     let (count, moving, gaps) = stages.fold((0, 0, 0), add);
     match api {

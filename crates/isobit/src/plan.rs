@@ -3,6 +3,7 @@
 
 use crate::Failure;
 use crate::advice::{self, Shown};
+use crate::disk::DiskFit;
 use crate::failure::failed;
 use crate::fits::{Available, Given, HostFit, MemoryFit, Ranks, memory_fit, weights};
 use crate::model;
@@ -12,7 +13,7 @@ use crate::units::{self, size};
 use isobit_doctor::{NamedCard, named_card, named_cards};
 use isobit_models::Part;
 use isobit_training::config::{self, Run};
-use isobit_training::plan::{Item, MemoryPlan, PeakOfUpdate};
+use isobit_training::plan::{Item, MemoryPlan};
 use isobit_training::prepare::{RunError, model_config};
 use std::io::Write;
 use std::path::PathBuf;
@@ -86,7 +87,7 @@ struct RankPlan {
 
 /// One for each `--device`, or for each entry of `devices_by_rank`; otherwise a single one.
 fn plans(arguments: &Arguments) -> Result<Vec<RankPlan>, Failure> {
-    let given = |cards| Given { memories: arguments.memory.clone(), cards, starts_here: false };
+    let given = |cards| Given { memories: arguments.memory.clone(), cards };
     if arguments.device.is_empty() {
         let run = read(arguments, None)?;
         let by_rank = run.devices_by_rank.iter().map(|devices| RankPlan {
@@ -133,54 +134,40 @@ fn devices(list: &str) -> Result<Listed, Failure> {
         let hint = format!("cpu, opencl:0, cuda:0, hip:0, auto, or one of these cards: {}", known.join(", "));
         return Err(Failure::usage(format!("`{}` is not a device", unknown.0), hint));
     }
-    // A card by name stands for one that no other entry of the list names.
-    let selector = |at: usize| match cards[at] {
-        Some(card) => format!("{}:{}", card.api.name(), FIRST_NAMED + at),
-        None => names[at].to_string(),
-    };
-    let selectors: Vec<String> = (0..names.len()).map(selector).collect();
-    Ok((selectors.join(","), cards))
+    // A config knows no cards by name: it reads one as a device of its interface, and the plan takes
+    // the card itself.
+    let entry = |at: usize| cards[at].map_or(names[at].to_string(), |card| format!("{}:{at}", card.api.name()));
+    let entries: Vec<String> = (0..names.len()).map(entry).collect();
+    Ok((entries.join(","), cards))
 }
-
-/// Device numbers that no machine has.
-const FIRST_NAMED: usize = 1000;
 
 /// Plans for one rank, or for the only process.
 fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<(), Failure> {
     let refusal = if run.devices.len() > 1 {
         let fit = split_fit(run, given, ranks)?;
         tell_unused(run)?;
-        let need = |fit: &SplitFit| {
-            let bytes = fit.pools.iter().map(|pool| pool.needed).sum();
-            advice::Need { bytes, fits: fit.fits(), work_per_row: 0 }
-        };
-        let advice = advice::of(run, need(&fit), |run| split_fit(run, given, ranks).ok().as_ref().map(need));
-        let advice = advice::Shown { all: &advice, run };
-        print_split(&fit, &advice, arguments).map_err(|error| Failure::output(&error))?;
-        fit.refusal(run, given, ranks)
+        let advice = advice::shown(fit.advice(run, given, ranks));
+        let shown = Shown { all: &advice, run };
+        let disk = DiskFit::of(run, fit.trained_count(), fit.is_here);
+        print_split(&fit, &disk, &shown, arguments).map_err(|error| Failure::output(&error))?;
+        tell_disk(&disk);
+        fit.refusal(run, advice.first())
     } else {
         let fit = memory_fit(run, given, ranks)?;
         tell_unused(run)?;
-        let advice = advice::of(run, need(run, &fit), |run| {
-            let fit = memory_fit(run, given, ranks).ok()?;
-            Some(need(run, &fit))
-        });
-        let advice = advice::Shown { all: &advice, run };
-        print(&fit, &advice, arguments).map_err(|error| Failure::output(&error))?;
-        fit.refusal(run, given, ranks)
+        let advice = advice::shown(fit.advice(run, given, ranks));
+        let shown = Shown { all: &advice, run };
+        let disk = fit.plan.as_ref().map(|plan| DiskFit::of(run, plan.trained_count as u64, fit.is_here));
+        print(&fit, disk.as_ref(), &shown, arguments).map_err(|error| Failure::output(&error))?;
+        disk.iter().for_each(tell_disk);
+        fit.refusal(run, advice.first())
     };
     // The printed result already says that it does not fit.
     refusal.map_or(Ok(()), |refusal| Err(refusal.told()))
 }
 
-fn need(run: &Run, fit: &MemoryFit) -> advice::Need {
-    let rows = PeakOfUpdate::new(
-        run.rows_per_update() as usize,
-        run.training.gradient_groups as usize,
-        run.training.micro_batch_size as usize,
-    );
-    let work = fit.plan.iter().flat_map(|plan| plan.work.values()).map(|work| work.multiply_adds).sum::<u64>();
-    advice::Need { bytes: fit.needed, fits: fit.fits(), work_per_row: work / rows.rows.max(1) as u64 }
+fn tell_disk(disk: &DiskFit) {
+    disk.warning().iter().for_each(|warning| tell(&format!("warning: {warning}")));
 }
 
 /// Warns about model tensors that a run would not use.
@@ -196,17 +183,17 @@ fn tell_unused(run: &Run) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(fit: &MemoryFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io::Result<()> {
+fn print(fit: &MemoryFit, disk: Option<&DiskFit>, advice: &Shown<'_>, arguments: &Arguments) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        writeln!(out, "{}", json(fit, advice, arguments.explain))?;
+        writeln!(out, "{}", json(fit, disk, advice, arguments.explain))?;
         return out.flush();
     }
     if let Some(plan) = &fit.plan {
         for (item, bytes) in &plan.items {
             writeln!(out, "{:<12} {:>12}", item.name(), size(*bytes as u64))?;
         }
-        for (name, bytes, when) in moments(plan, fit.on_host) {
+        for Moment { name, bytes, when, .. } in moments(plan, fit.on_host) {
             writeln!(out, "{name:<12} {:>12}  {when}", size(bytes as u64))?;
         }
         let (name, what) = beside(fit.on_host);
@@ -215,6 +202,22 @@ fn print(fit: &MemoryFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io:
         writeln!(out, "{name:<12} {:>12}  {what}{counts}", size(fit.overhead))?;
         print_host(&mut out, plan, "")?;
     }
+    if let Some(disk) = disk {
+        writeln!(out, "{:<12} {:>12}  {}", "disk", size(disk.needed()), disk.described())?;
+    }
+    print_answer(&mut out, fit)?;
+    if fit.is_estimate {
+        writeln!(out, "{ESTIMATE}")?;
+    }
+    advice.print(&mut out, fit.fits())?;
+    if let (true, Some(plan)) = (arguments.explain, &fit.plan) {
+        explain(&mut out, plan)?;
+    }
+    out.flush()
+}
+
+/// Whether it fits, on the device and beside it.
+fn print_answer(out: &mut impl Write, fit: &MemoryFit) -> std::io::Result<()> {
     let least = if fit.plan.is_none() { "at least " } else { "" };
     let moment = fit.plan.as_ref().map_or("", |plan| largest_moment(plan, fit.on_host));
     let needed = format!("{least}{} needed{moment}", size(fit.needed));
@@ -230,7 +233,7 @@ fn print(fit: &MemoryFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io:
         (None, Some(false)) if !only_host_lacks => writeln!(out, "does not fit: {needed} on {device}")?,
         (None, _) => writeln!(out, "{needed}; how much {device} has is unknown")?,
     }
-    if let Some(HostFit { needed, available }) = &fit.host {
+    if let Some(HostFit { needed, available, .. }) = &fit.host {
         let (answer, needed) = (if host_lacks { "does not fit" } else { "fits" }, size(*needed));
         match available {
             Some(Available { bytes, of, .. }) => {
@@ -239,14 +242,7 @@ fn print(fit: &MemoryFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io:
             None => writeln!(out, "{needed} needed on the host; how much it has is unknown")?,
         }
     }
-    if fit.is_estimate {
-        writeln!(out, "{ESTIMATE}")?;
-    }
-    advice.print(&mut out, fit.fits())?;
-    if let (true, Some(plan)) = (arguments.explain, &fit.plan) {
-        explain(&mut out, plan)?;
-    }
-    out.flush()
+    Ok(())
 }
 
 const ESTIMATE: &str = "an estimate: no plan was compared with the driver's figure on a card of this kind";
@@ -256,7 +252,7 @@ fn beside(on_host: bool) -> (&'static str, &'static str) {
     if on_host {
         ("process", "beside buffers: the program, its threads, the tokenised data")
     } else {
-        ("driver", "beside buffers: the driver's context, and gaps that its pool cannot use")
+        ("driver", "beside buffers: the driver's context, and gaps between buffers")
     }
 }
 
@@ -276,10 +272,10 @@ fn print_host(out: &mut impl Write, plan: &MemoryPlan, margin: &str) -> std::io:
 }
 
 /// Device after device, then what they need together.
-fn print_split(fit: &SplitFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io::Result<()> {
+fn print_split(fit: &SplitFit, disk: &DiskFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        writeln!(out, "{}", split_json(fit, advice, arguments.explain))?;
+        writeln!(out, "{}", split_json(fit, disk, advice, arguments.explain))?;
         return out.flush();
     }
     for (stage, part) in fit.stages.iter().zip(&fit.split.parts) {
@@ -300,6 +296,7 @@ fn print_split(fit: &SplitFit, advice: &Shown<'_>, arguments: &Arguments) -> std
     }
     let transfer = size(fit.bytes_transfer);
     writeln!(out, "{:<14} {transfer:>12}  on the host, for what travels between devices", "transfer")?;
+    writeln!(out, "{:<14} {:>12}  {}", "disk", size(disk.needed()), disk.described())?;
     for pool in &fit.pools {
         let (name, needed) = (&pool.name, size(pool.needed));
         match &pool.available {
@@ -326,7 +323,7 @@ fn in_flight(fit: &SplitFit, part: &Part) -> usize {
     fit.split.parts.iter().filter(|other| other.layers.start >= part.layers.start).count()
 }
 
-fn split_json(fit: &SplitFit, advice: &Shown<'_>, explained: bool) -> serde_json::Value {
+fn split_json(fit: &SplitFit, disk: &DiskFit, advice: &Shown<'_>, explained: bool) -> serde_json::Value {
     let stages = fit.stages.iter().zip(&fit.split.parts).map(|(stage, part)| {
         let mut value = serde_json::json!({
             "device": stage.device, "first_layer": part.layers.start, "layers": part.layers.len(),
@@ -345,43 +342,57 @@ fn split_json(fit: &SplitFit, advice: &Shown<'_>, explained: bool) -> serde_json
             "available_of": pool.available.as_ref().map(|available| available.of.as_str()),
         })
     });
-    serde_json::json!({
-        "schema": "isobit.plan/1", "device": fit.split.name(), "devices": stages.collect::<Vec<_>>(),
+    let mut value = serde_json::json!({
+        "schema": "isobit.plan/1", "device": fit.names.join(","), "devices": stages.collect::<Vec<_>>(),
         "memories": pools.collect::<Vec<_>>(), "transfer_host_bytes": fit.bytes_transfer, "fits": fit.fits(),
         "estimate": fit.is_estimate, "suggestions": advice.json(),
-    })
+    });
+    put_disk(&mut value, disk);
+    value
 }
 
-/// The moments at which a run needs the most: name, bytes, and when. The host has to hold a save
-/// together with the run only if the run is on it.
-fn moments(plan: &MemoryPlan, on_host: bool) -> [(&'static str, usize, &'static str); 3] {
-    let (save, saving, reading) = if on_host {
+fn put_disk(value: &mut serde_json::Value, disk: &DiskFit) {
+    value["disk_bytes"] = disk.needed().into();
+    value["disk_available_bytes"] = disk.available().into();
+}
+
+/// When a run needs the most.
+struct Moment {
+    name: &'static str,
+    bytes: usize,
+    when: &'static str,
+    /// Whether the device must have memory for it, and what the answer then says.
+    on_device: Option<&'static str>,
+}
+
+/// The host has to hold a save together with the run only if the run is on it.
+fn moments(plan: &MemoryPlan, on_host: bool) -> Vec<Moment> {
+    let moment = |name, bytes, when, on_device| Moment { name, bytes, when, on_device };
+    let peak = "all of the above at their peak: loading, a step or an evaluation";
+    let mut all = vec![moment("total", plan.bytes_peak, peak, Some(""))];
+    if on_host {
         let save = plan.bytes_between_steps + plan.bytes_save;
-        (save, "between steps, while a checkpoint is written", "while a checkpoint is read back")
+        all.push(moment("save", save, "between steps, while a checkpoint is written", Some(" to save")));
+        all.push(moment("resume", plan.bytes_resume, "while a checkpoint is read back", Some(" to resume")));
     } else {
-        (
-            plan.bytes_save,
-            "on the host, while a checkpoint is written",
-            "on device and host together, while a checkpoint is read back",
-        )
-    };
-    [
-        ("total", plan.bytes_peak, "all of the above: the peak of a step"),
-        ("save", save, saving),
-        ("resume", plan.bytes_resume, reading),
-    ]
+        all.push(moment("save", plan.bytes_save, "on the host, while a checkpoint is written", None));
+        let reading = "on device and host together, while a checkpoint is read back";
+        all.push(moment("resume", plan.bytes_resume, reading, None));
+    }
+    if plan.bytes_generate > 0 {
+        let bytes = plan.bytes_generate + if on_host { plan.host_bytes_generate } else { 0 };
+        let when = "at most, for the samples at the end: the model without what trains it";
+        all.push(moment("generate", bytes, when, Some(" to generate")));
+    }
+    all
 }
 
 /// Which of them the device must have memory for, if it is not the total.
 fn largest_moment(plan: &MemoryPlan, on_host: bool) -> &'static str {
-    let [total, save, resume] = moments(plan, on_host).map(|(_, bytes, _)| bytes);
-    if !on_host || total >= save.max(resume) {
-        ""
-    } else if save >= resume {
-        " to save"
-    } else {
-        " to resume"
-    }
+    let all = moments(plan, on_host);
+    // The first of those that are equal.
+    let largest = all.iter().rev().filter(|moment| moment.on_device.is_some()).max_by_key(|moment| moment.bytes);
+    largest.and_then(|moment| moment.on_device).unwrap_or("")
 }
 
 fn explain(out: &mut impl Write, plan: &MemoryPlan) -> std::io::Result<()> {
@@ -402,7 +413,7 @@ fn explain(out: &mut impl Write, plan: &MemoryPlan) -> std::io::Result<()> {
     Ok(())
 }
 
-fn json(fit: &MemoryFit, advice: &Shown<'_>, explained: bool) -> serde_json::Value {
+fn json(fit: &MemoryFit, disk: Option<&DiskFit>, advice: &Shown<'_>, explained: bool) -> serde_json::Value {
     let mut value = serde_json::json!({"schema": "isobit.plan/1", "device": fit.device});
     if let Some(plan) = &fit.plan {
         put_plan(&mut value, plan);
@@ -416,6 +427,9 @@ fn json(fit: &MemoryFit, advice: &Shown<'_>, explained: bool) -> serde_json::Val
     if let Some(host) = &fit.host {
         value["host_needed_bytes"] = host.needed.into();
         value["host_available_bytes"] = host.available.as_ref().map(|available| available.bytes).into();
+    }
+    if let Some(disk) = disk {
+        put_disk(&mut value, disk);
     }
     value["fits"] = fit.fits().into();
     value["estimate"] = fit.is_estimate.into();
@@ -442,6 +456,10 @@ fn put_plan(value: &mut serde_json::Value, plan: &MemoryPlan) {
     value["total_bytes"] = plan.bytes_peak.into();
     value["save_host_bytes"] = plan.bytes_save.into();
     value["resume_bytes"] = plan.bytes_resume.into();
+    if plan.bytes_generate > 0 {
+        value["generate_bytes"] = plan.bytes_generate.into();
+        value["generate_host_bytes"] = plan.host_bytes_generate.into();
+    }
     value["trained_parameters"] = plan.trained_count.into();
 }
 

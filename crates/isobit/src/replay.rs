@@ -100,7 +100,9 @@ impl Subject {
         let chain = Chain::read(folder).map_err(|error| failure(&error))?;
         let receipt = isobit_proof::regular::if_there(Receipt::read(folder)).map_err(|error| failure(&error))?;
         let run = how.resolved(folder)?;
-        let devices = Devices::of(&run, &[], true, Ranks { here: 1, all: 1 })?;
+        // Nothing is generated again.
+        let planned = Run { generate_prompts: Vec::new(), ..run.clone() };
+        let (devices, _) = Devices::of(&planned, &[], true, Ranks { here: 1, all: 1 })?;
         let threads = crate::backend::Chosen::host_threads(run.threads as usize)?;
         let prepared = prepare(run).map_err(|error| failed(&error))?;
         let explained = replay::explain(&prepared, &chain, receipt.as_ref()).map_err(|error| failed(&error))?;

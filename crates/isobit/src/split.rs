@@ -2,6 +2,7 @@
 //! numbers, from which layers move to where memory is left until every device has what it needs.
 
 use crate::Failure;
+use crate::advice::{self, Advice};
 use crate::backend::{Chosen, Opening, open_cpu};
 use crate::failure::failed;
 use crate::fits::{self, Available, Given, Planned, PlannedDevice, Ranks};
@@ -102,6 +103,10 @@ pub(crate) struct SplitFit {
     pub(crate) pools: Vec<Pool>,
     /// Activations and gradients on their way, on the host.
     pub(crate) bytes_transfer: u64,
+    /// The devices as a command line has them, cards by name too.
+    pub(crate) names: Vec<String>,
+    /// Whether all of them are in this machine.
+    pub(crate) is_here: bool,
     /// Whether plans were never compared with the memory of one of the devices.
     pub(crate) is_estimate: bool,
 }
@@ -132,16 +137,28 @@ impl Pool {
 }
 
 impl SplitFit {
-    /// None if a device does not say how much memory it has, and no other lacks any.
+    /// None if a device does not say how much memory it has, and no other lacks any. The host of
+    /// cards elsewhere is not asked for.
     pub(crate) fn fits(&self) -> Option<bool> {
         if self.pools.iter().any(|pool| pool.missing().is_some()) {
             return Some(false);
         }
-        self.pools.iter().all(|pool| pool.available.is_some()).then_some(true)
+        let mut of_devices = self.pools.iter().filter(|pool| !pool.stages.is_empty());
+        of_devices.all(|pool| pool.available.is_some()).then_some(true)
     }
 
-    /// The failure of a run that does not fit.
-    pub(crate) fn refusal(&self, run: &Run, given: &Given, ranks: Ranks) -> Option<Failure> {
+    /// Settings that would fit, or be faster.
+    pub(crate) fn advice(&self, run: &Run, given: &Given, ranks: Ranks) -> impl Iterator<Item = Advice> {
+        advice::of(run, self.need(), move |run| Some(split_fit(run, given, ranks).ok()?.need()))
+    }
+
+    fn need(&self) -> advice::Need {
+        let bytes = self.pools.iter().map(|pool| pool.needed).sum();
+        advice::Need { bytes, fits: self.fits(), work_per_row: 0 }
+    }
+
+    /// The failure of a run that does not fit, with the first thing to try.
+    pub(crate) fn refusal(&self, run: &Run, first: Option<&Advice>) -> Option<Failure> {
         let short = self.pools.iter().filter(|pool| pool.missing().is_some()).map(|pool| {
             let available = pool.available.as_ref().map_or(0, |available| available.bytes);
             format!("{} needs {} of {}", pool.name, size(pool.needed), size(available))
@@ -151,8 +168,12 @@ impl SplitFit {
             return None;
         }
         let message = format!("this run does not fit as {}: {}", self.counts(), short.join(", "));
-        let fits = |run: &Run| split_fit(run, given, ranks).is_ok_and(|fit| fit.fits() == Some(true));
-        Some(Failure { code: 4, message, hint: Some(fits::hint(run, fits)) })
+        Some(Failure { code: 4, message, hint: Some(advice::hint(run, first)) })
+    }
+
+    /// Numbers that all stages train.
+    pub(crate) fn trained_count(&self) -> u64 {
+        self.stages.iter().map(|stage| stage.plan.trained_count as u64).sum()
     }
 
     /// `14 + 14 layers`
@@ -188,7 +209,10 @@ pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitF
     let parts = Part::divide(&model, &counts);
     let bytes_transfer = transfer(run, &model, tokens, devices.len());
     let is_estimate = planned.iter().any(|device| device.is_estimate);
-    Ok(SplitFit { split: Split { devices, parts }, stages, pools, bytes_transfer, is_estimate })
+    let is_here = planned.iter().all(|device| device.is_here);
+    let name = |(at, device): (usize, &Chosen)| given.card(at).map_or(device.name(), |card| card.name.clone());
+    let names = devices.iter().enumerate().map(name).collect();
+    Ok(SplitFit { split: Split { devices, parts }, stages, pools, bytes_transfer, names, is_here, is_estimate })
 }
 
 /// Every link holds a message for each device of the list at most, in each direction; after them a
@@ -297,29 +321,26 @@ impl Plans<'_> {
         stage_memory(like, self.model, self.source, &stage)
     }
 
-    /// Host memory of what cards offload and of what ranks keep and send, beside what stages on the
-    /// CPU need.
-    fn add_host(&self, pools: &mut Vec<Pool>, stages: &[StageFit]) {
-        if self.run.offload.is_none() && self.ranks.all < 2 {
+    /// Host memory of what cards offload and save and of what ranks keep and send, beside what
+    /// stages on the CPU need; these count every save already.
+    fn add_host(&self, pools: &mut Vec<Pool>, stages: &[StageFit], tokens: u64) {
+        let is_cpu = |at: usize| matches!(self.planned[at].kind, PlannedDevice::Cpu { .. });
+        let cards = || stages.iter().enumerate().filter(|(at, _)| !is_cpu(*at)).map(|(_, stage)| &stage.plan);
+        let ranks: usize = stages.iter().map(|stage| stage.plan.bytes_ranks).sum();
+        if let Some(pool) = pools.iter_mut().find(|pool| pool.stages.first().is_some_and(|at| is_cpu(*at))) {
+            let offloads = !self.run.offload.is_none();
+            let offloaded: usize = cards().filter(|_| offloads).map(MemoryPlan::bytes_beside_device).sum();
+            pool.needed += (offloaded + ranks) as u64;
             return;
         }
-        let offloaded = |(stage, of): (&StageFit, &Planned)| match of.kind {
-            PlannedDevice::Gpu { .. } if !self.run.offload.is_none() => stage.plan.bytes_beside_device(),
-            _ => 0,
-        };
-        let ranks: usize = stages.iter().map(|stage| stage.plan.bytes_ranks).sum();
-        let needed = (stages.iter().zip(self.planned).map(offloaded).sum::<usize>() + ranks) as u64;
-        let on_cpu = |pool: &&mut Pool| {
-            let first = pool.stages.first().map(|at| &self.planned[*at].kind);
-            matches!(first, Some(PlannedDevice::Cpu { .. }))
-        };
-        if let Some(pool) = pools.iter_mut().find(on_cpu) {
-            pool.needed += needed;
-        } else {
-            let are_here = self.planned.iter().all(|device| device.is_here);
-            let available = if are_here { fits::free(self.ranks.here) } else { None };
-            pools.push(Pool { name: "host memory".to_string(), needed, available, stages: Vec::new() });
-        }
+        let transfer = transfer(self.run, self.model, tokens, self.planned.len());
+        let step = cards().map(|plan| plan.host_bytes_peak as u64).sum::<u64>().saturating_add(transfer);
+        let save: usize = cards().map(|plan| plan.host_bytes_between_steps + plan.bytes_save).sum();
+        let are_here = self.planned.iter().all(|device| device.is_here);
+        // Weights are mapped while this is planned.
+        let available = if are_here { fits::free(self.ranks.here) } else { None };
+        let needed = step.max(save as u64).saturating_add(ranks as u64);
+        pools.push(Pool { name: "host memory".to_string(), needed, available, stages: Vec::new() });
     }
 
     /// A memory for each device, with the entries of the list that are on it.
@@ -367,7 +388,7 @@ impl Plans<'_> {
             }
             (pool.needed, pool.available) = fits::against(counted, beside, pool.available.take(), first.own.clone());
         }
-        self.add_host(&mut pools, stages);
+        self.add_host(&mut pools, stages, tokens);
         pools
     }
 }
@@ -375,7 +396,9 @@ impl Plans<'_> {
 /// Moves layers from the memory that lacks most to the one that has most left.
 fn moved(counts: &[usize], stages: &[StageFit], pools: &[Pool]) -> Option<Vec<usize>> {
     let short = pools.iter().filter(|pool| pool.missing() > Some(0)).max_by_key(|pool| pool.missing())?;
-    let rich = pools.iter().filter(|pool| pool.missing().is_none()).max_by_key(|pool| pool.left())?;
+    let has_layers = |pool: &&Pool| !pool.stages.is_empty();
+    let rich =
+        pools.iter().filter(|pool| pool.missing().is_none()).filter(has_layers).max_by_key(|pool| pool.left())?;
     let from = *short.stages.iter().max_by_key(|at| counts[**at])?;
     let to = *rich.stages.iter().min_by_key(|at| counts[**at])?;
     if counts[from] < 2 {

@@ -4,6 +4,7 @@
 use crate::Failure;
 use crate::audit;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
+use crate::disk::DiskFit;
 use crate::ending;
 use crate::failure::failed;
 use crate::fits::{self, Given, Ranks};
@@ -165,7 +166,8 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let of_rank = ranks::of_rank(&run, world)?;
     let host_threads = Chosen::host_threads(of_rank.threads as usize)?;
     let ranks = Ranks { here: world.neighbours().count, all: world.size() };
-    let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks)?;
+    let (devices, trained) = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks)?;
+    let disk = trained.filter(|_| world.rank() == 0).map(|trained| DiskFit::of(&run, trained, true));
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     // Until here there is nothing to save, so a signal stops the process immediately.
     signal::install().map_err(|error| Failure::output(&error))?;
@@ -187,6 +189,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     }
     if world.rank() == 0 {
         warn(&prepared);
+        disk.and_then(|disk| disk.warning()).iter().for_each(|warning| tell(&format!("warning: {warning}")));
     }
     Ok(Ready { prepared, devices, host_threads, start })
 }
@@ -234,24 +237,27 @@ pub(crate) enum Devices {
 }
 
 impl Devices {
-    /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`.
-    pub(crate) fn of(run: &Run, memories: &[u64], planned: bool, ranks: Ranks) -> Result<Self, Failure> {
+    /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`;
+    /// then also how many numbers it trains.
+    pub(crate) fn of(run: &Run, memories: &[u64], planned: bool, ranks: Ranks) -> Result<(Self, Option<u64>), Failure> {
         memory_limits::check_cards(memories, &Chosen::all_of(run)?)?;
         let given = Given::of_run(memories);
         if run.devices.len() < 2 {
-            if planned {
-                fits::check(run, ranks, &given)?;
-            }
-            return Ok(Self::One(Chosen::of(run)?));
+            let trained = if planned { fits::check(run, ranks, &given)? } else { None };
+            return Ok((Self::One(Chosen::of(run)?), trained));
         }
         if !planned {
-            return Ok(Self::Several(Split::unplanned(run)?));
+            return Ok((Self::Several(Split::unplanned(run)?), None));
         }
         let fit = split_fit(run, &given, ranks)?;
-        match fit.refusal(run, &given, ranks) {
-            None => Ok(Self::Several(fit.split)),
-            Some(refusal) => Err(fits::with_way_out(refusal)),
+        if fit.fits() == Some(false) {
+            let first = fit.advice(run, &given, ranks).next();
+            if let Some(refusal) = fit.refusal(run, first.as_ref()) {
+                return Err(fits::with_way_out(refusal));
+            }
         }
+        let trained = fit.trained_count();
+        Ok((Self::Several(fit.split), Some(trained)))
     }
 
     pub(crate) fn name(&self) -> String {

@@ -2,10 +2,11 @@
 //! recurrence. A token's results depend only on it and on what came before, so the logits are those
 //! of the full forward pass, bit for bit.
 
-use crate::config::{AttentionKind, LayerConfig};
+use crate::config::{AttentionKind, Config, LayerConfig};
 use crate::model::Model;
 use isobit_autograd::{BatchLayout, Memory, Parameters, Tape, TapeError, Variable};
 use isobit_kernels::op::Span;
+use isobit_kernels::op::delta_rule::CHUNK;
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure};
 use isobit_numerics::philox::{Key, Purpose, word};
@@ -40,6 +41,18 @@ impl LayerCache {
             Self::Attention(_) => unreachable!("the cache of a layer is that of its attention"),
         }
     }
+}
+
+/// At most the bytes that the cache of a text of so many tokens takes on the host.
+pub fn cache_bytes(config: &Config, tokens: usize) -> usize {
+    let numbers = |layer: &LayerConfig| match &layer.attention {
+        AttentionKind::Softmax(softmax) => 2 * softmax.kv_heads * softmax.head_width * tokens,
+        AttentionKind::Latent(latent) => latent.heads * (latent.key_width() + latent.value_width) * tokens,
+        AttentionKind::Delta(delta) => delta.value_heads * delta.key_width * (delta.value_width + 2 * CHUNK),
+    };
+    // A list that grows has room for twice its numbers at most.
+    let all = config.layers.iter().fold(0_usize, |sum, layer| sum.saturating_add(numbers(layer)));
+    all.saturating_mul(2 * size_of::<f32>())
 }
 
 /// The cache of a delta rule: the history that its convolution needs, the state at the last chunk

@@ -42,7 +42,7 @@ pub use config_shapes::ConfigShapes;
 pub use experts::{Experts, ExpertsShape, Projection};
 pub use families::{Family, FamilySupport, families};
 pub use files::TrainedTensor;
-pub use generate::{Sampling, Session};
+pub use generate::{Sampling, Session, cache_bytes};
 pub use gguf::{GgufModel, GgufSource, GgufTensor, GgufValue};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use inventory::Inventory;

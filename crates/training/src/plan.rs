@@ -18,7 +18,7 @@ use crate::trainer::{Placement, Trainer};
 use isobit_autograd::{Offload, Parameter, Value};
 use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, Work};
 use isobit_models::build::Settings;
-use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource, build_placed, build_whole};
+use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource, build_placed, build_whole, cache_bytes};
 use std::collections::BTreeMap;
 
 /// What memory is for.
@@ -86,6 +86,13 @@ pub struct MemoryPlan {
     /// On device and host together while a run is restored: the model, its moments, and one tensor
     /// of the file.
     pub bytes_resume: usize,
+    /// On the device alone, for the model that continues the prompts of a run once it has finished;
+    /// zero without prompts. At most so many: they are those of evaluating such a text.
+    pub bytes_generate: usize,
+    /// The same with the gaps between buffers, on a device whose heap is known.
+    pub heap_bytes_generate: Option<usize>,
+    /// On the host meanwhile.
+    pub host_bytes_generate: usize,
     /// What is offloaded to host memory, at its peak.
     pub host_items: BTreeMap<Item, usize>,
     /// Their sum.
@@ -102,32 +109,29 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The peak if host and device share memory: the most of a step, a save between steps, and a
-    /// resume from a checkpoint.
+    /// The peak if host and device share memory: the most of a step, a save between steps, a resume
+    /// from a checkpoint, and the texts at the end.
     pub fn bytes_on_host(&self) -> usize {
-        self.bytes_peak.max(self.bytes_between_steps + self.bytes_save).max(self.bytes_resume)
+        let generate = self.bytes_generate + self.host_bytes_generate;
+        self.bytes_peak.max(self.bytes_between_steps + self.bytes_save).max(self.bytes_resume).max(generate)
     }
 
-    /// Host memory beside a device with memory of its own, if anything is offloaded: the most of a
-    /// step and of a save between steps.
+    /// The peak on a device with memory of its own.
+    pub fn bytes_on_device(&self) -> usize {
+        self.bytes_peak.max(self.bytes_generate)
+    }
+
+    /// The gaps between buffers at that peak, on a device whose heap is known.
+    pub fn bytes_of_gaps(&self) -> usize {
+        let [step, generate] = [self.heap_bytes, self.heap_bytes_generate].map(|bytes| bytes.unwrap_or(0));
+        step.max(generate).saturating_sub(self.bytes_on_device())
+    }
+
+    /// Host memory beside a device with memory of its own: the most of a step, a save between steps,
+    /// and the texts at the end.
     pub fn bytes_beside_device(&self) -> usize {
-        self.host_bytes_peak.max(self.host_bytes_between_steps + self.bytes_save)
+        self.host_bytes_peak.max(self.host_bytes_between_steps + self.bytes_save).max(self.host_bytes_generate)
     }
-}
-
-/// Memory needed to train `model` with updates over `rows`, while `waiting` more gradients exist.
-/// The source may hold shapes without values (`isobit_models::Shapes`).
-pub fn memory<L: MemoryLayout>(
-    like: L,
-    model: &Config,
-    source: &dyn WeightSource,
-    settings: &Settings,
-    step: &StepSettings,
-    rows: &[&Row],
-    waiting: usize,
-) -> Result<MemoryPlan, RunError> {
-    let planned = PlannedUpdate { step, rows, waiting, evaluated: 0, offload: Offload::NONE, ranks: 1 };
-    offloaded_memory(like, model, source, settings, &planned)
 }
 
 /// The updates of a plan, and what is offloaded.
@@ -138,30 +142,60 @@ pub struct PlannedUpdate<'a> {
     pub waiting: usize,
     /// Rows that are evaluated at once; zero if the run does not evaluate.
     pub evaluated: usize,
+    /// Tokens of the longest text that is generated once the run has finished; zero if there is
+    /// none.
+    pub generated: usize,
     pub offload: Offload,
     /// Processes that share the groups of an update.
     pub ranks: usize,
 }
 
-/// [`memory`] with parts of it in host memory.
-pub fn offloaded_memory<L: MemoryLayout>(
+/// Memory needed to train `model` with the planned updates. The source may hold shapes without
+/// values (`isobit_models::Shapes`).
+pub fn memory<L: MemoryLayout>(
     like: L,
     model: &Config,
     source: &dyn WeightSource,
     settings: &Settings,
     planned: &PlannedUpdate<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let PlannedUpdate { step, rows, waiting, evaluated, offload, ranks } = *planned;
+    let PlannedUpdate { step, rows, waiting, evaluated, generated, offload, ranks } = *planned;
     let backend = Counting::new(like);
     let built = build_whole(&backend, model, source, settings, offload)?;
     let with_moments = ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let update = Counted { step, rows, waiting, evaluated };
     let plan = counted(&backend, trainer, |trainer| trainer, &update)?;
+    let emptied = backend.emptied();
     Ok(MemoryPlan {
+        bytes_generate: generation(&emptied, model, source, settings, generated)?,
+        heap_bytes_generate: emptied.heap_bytes(),
+        host_bytes_generate: cache_bytes(model, generated),
         bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, step.gradient_groups, !with_moments),
         ..plan
     })
+}
+
+/// Bytes to load a model for generation and to evaluate a text of so many tokens. The samples of a
+/// run are made with everything on the device, whatever the run offloads.
+fn generation<L: MemoryLayout>(
+    backend: &Counting<L>,
+    model: &Config,
+    source: &dyn WeightSource,
+    settings: &Settings,
+    tokens: usize,
+) -> Result<usize, RunError> {
+    if tokens == 0 {
+        return Ok(0);
+    }
+    let is_adapter = matches!(settings.trained, Trained::Lora(_));
+    let trained = if is_adapter { settings.trained.clone() } else { Trained::Nothing };
+    let settings = Settings { trained, positions: tokens, ..settings.clone() };
+    let built = build_whole(backend, model, source, &settings, Offload::NONE)?;
+    let trainer = Trainer::placed(backend.clone(), built, Placement::new(Offload::NONE, false, 1))?;
+    let row = longest_rows(1, tokens);
+    trainer.evaluate_rows(&[&row[0]], 0..1, settings.profile, 1)?;
+    Ok(backend.bytes_peak())
 }
 
 /// One device of a list.
@@ -259,6 +293,9 @@ fn counted<L: MemoryLayout, E: Engine>(
         host_bytes_peak: backend.host_bytes_peak(),
         host_bytes_between_steps: backend.host_bytes(),
         bytes_ranks: 0,
+        bytes_generate: 0,
+        heap_bytes_generate: None,
+        host_bytes_generate: 0,
         items: items(&holdings, values * size_of::<f32>()),
         bytes_peak: backend.bytes_peak(),
         heap_bytes: backend.heap_bytes(),

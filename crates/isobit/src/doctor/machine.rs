@@ -3,6 +3,7 @@
 
 use crate::backend::cores;
 use crate::devices::total_memory;
+use crate::disk::free_bytes;
 use crate::units::size;
 use isobit_doctor::{COLUMN, Finding, Level};
 use isobit_kernels::Path;
@@ -13,7 +14,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Less is too little for a checkpoint of a small model.
+/// Below this, checkpoints of a long run may not fit.
 const DISK_BYTES_MIN: u64 = 10 << 30;
 const MEMORY_BYTES_MIN: u64 = 2 << 30;
 /// A checkpoint is synced file by file.
@@ -53,7 +54,7 @@ impl Machine {
             memory_bytes: total_memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()),
             memory_available_bytes: free.map(|free| free.bytes),
             memory_limit: free.map(|free| free.of),
-            disk_available_bytes: available_bytes(&folder),
+            disk_available_bytes: free_bytes(&folder),
             sync_ms: synced.as_ref().ok().copied(),
             unwritable: synced.err().map(|error| error.to_string()),
             folder,
@@ -146,27 +147,6 @@ fn sync_ms(folder: &std::path::Path) -> std::io::Result<u64> {
     Ok(times[SYNCS / 2])
 }
 
-/// Bytes that a user may still write in a folder.
-#[cfg(unix)]
-#[allow(clippy::unnecessary_cast, reason = "some systems count in 32 bits")]
-fn available_bytes(folder: &std::path::Path) -> Option<u64> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
-    let mut about = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: the path ends with a zero byte, and `about` has room for the answer.
-    if unsafe { libc::statvfs(path.as_ptr(), about.as_mut_ptr()) } != 0 {
-        return None;
-    }
-    // SAFETY: all zeros are a value of this struct of numbers, and the call succeeded.
-    let about = unsafe { about.assume_init() };
-    (about.f_bavail as u64).checked_mul(about.f_frsize as u64)
-}
-
-#[cfg(not(unix))]
-fn available_bytes(_: &std::path::Path) -> Option<u64> {
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,6 +196,6 @@ mod tests {
         assert!(sync_ms(folder.path()).is_ok());
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "nothing is left behind");
         assert!(sync_ms(&folder.path().join("nowhere")).is_err());
-        assert!(!cfg!(unix) || available_bytes(folder.path()).is_some());
+        assert!(!cfg!(unix) || free_bytes(folder.path()).is_some());
     }
 }

@@ -1,9 +1,8 @@
 //! `isobit plan` from the outside: items that add up, the promised fields, exit code 4 when it does
 //! not fit.
 
-#[cfg(target_os = "linux")]
-use crate::model_folder::finished;
-use crate::model_folder::{Folder, Shape};
+use crate::hip::Fake;
+use crate::model_folder::{Folder, Shape, config_json, finished};
 
 fn number(value: &serde_json::Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} in {value}"))
@@ -53,21 +52,23 @@ fn what_does_not_fit_exits_with_four() {
         folder.run(&["plan", "config.toml", "--memory", memory].into_iter().chain(sets).collect::<Vec<_>>())
     };
     let ran = plan("0.0001", &[]);
-    ran.says(4, &["error: this run needs", "0.10 MiB is available", "hint: even one row at a time does not fit: "]);
+    ran.says(4, &["error: this run needs", "0.10 MiB is available", "hint: no setting makes it fit: "]);
     assert!(ran.out.contains("does not fit"), "{}", ran.out);
-    plan("0", &[]).says(4, &["hint: even one row at a time does not fit: "]);
+    plan("0", &[]).says(4, &["hint: no setting makes it fit: "]);
     // Memory for one row at a time, and not a byte more: that is what the hint says.
     let least = ["--json", "--set", "training.micro_batch_size=1", "--set", "training.gradient_checkpointing=full"];
     let least = number(&folder.run(&[&["plan", "config.toml"], &least[..]].concat()).json()[0], "needed_bytes");
     let memory = format!("{}", least as f64 / f64::from(1 << 30));
-    let split = "--set training.micro_batch_size=1 --set training.gradient_accumulation_steps=8";
+    let split = "--set eval.micro_batch_size=1 --set training.micro_batch_size=1 \
+                 --set training.gradient_accumulation_steps=8";
     let full = ["training.gradient_checkpointing=full"];
     plan(&memory, &full).says(4, &[&format!("hint: `{split}` fits and gives the same weights")]);
     let none = ["training.gradient_checkpointing=none"];
-    let both = format!("hint: `{split} --set training.gradient_checkpointing=full` fits and gives the same weights");
-    plan(&memory, &none).says(4, &[&both]);
+    let both = format!("hint: `{split} --set training.gradient_checkpointing=");
+    plan(&memory, &none).says(4, &[&both, "` fits and gives the same weights"]);
     let one = ["training.gradient_checkpointing=none", "training.micro_batch_size=1"];
-    plan(&memory, &one).says(4, &["hint: `--set training.gradient_checkpointing=full` fits"]);
+    plan(&memory, &one)
+        .says(4, &["hint: `--set training.gradient_checkpointing=", "` fits and gives the same weights"]);
     assert_eq!(folder.run(&["plan", "config.toml", "--memory", "64"]).code, 0);
     folder.run(&["plan", "config.toml", "--memory", "much"]).says(2, &["--memory", "not a number"]);
     folder.run(&["plan", "config.toml", "--memory", "512Mi"]).says(2, &["`Mi` is not a unit of bytes", "512MiB"]);
@@ -83,10 +84,7 @@ fn absurd_sizes_are_not_counted() {
     let absurd = ["--set", "training.micro_batch_size=65536", "--set", "max_seq_length=1048576"];
     for memory in [&[][..], &["--memory", "999999999"]] {
         let ran = folder.run(&[&["plan", "config.toml"], &absurd[..], memory].concat());
-        ran.says(
-            4,
-            &["error: this run needs at least ", "hint: even one row at a time does not fit: lower `max_seq_length`"],
-        );
+        ran.says(4, &["error: this run needs at least ", "--set max_seq_length=512` fits; other weights: "]);
         assert!(ran.out.starts_with("does not fit: at least "), "{}", ran.out);
     }
     let ran = folder.run(&[&["plan", "config.toml", "--json"], &absurd[..]].concat());
@@ -168,6 +166,136 @@ fn evaluation_counts() {
     };
     let [one, many, most] = [1, 64, 512].map(|rows| total(&[&format!("eval.micro_batch_size={rows}")]));
     assert!(one < many && many < most && most > 4 * one, "{one}, {many} and {most} bytes");
+}
+
+/// The hint is the first suggestion: here the rows that are evaluated at once are too many.
+#[test]
+fn the_hint_is_the_first_suggestion() {
+    let folder = Folder::new(Shape::TINY);
+    let given = ["--set", "eval.micro_batch_size=512", "--set", "training.micro_batch_size=1"];
+    let needed = folder.run(&[&["plan", "config.toml", "--json"], &given[..]].concat());
+    let memory = format!("{}B", number(&needed.json()[0], "needed_bytes") - 1);
+    let ran = folder.run(&[&["plan", "config.toml", "--memory", &memory], &given[..]].concat());
+    ran.says(4, &["hint: `--set eval.micro_batch_size=1` fits and gives the same weights\n"]);
+    assert!(ran.out.contains("these settings fit:\n  --set eval.micro_batch_size=1\n"), "{}", ran.out);
+    // Only shorter rows fit, with other weights.
+    let rows = ["--set", "training.micro_batch_size=1", "--set", "max_seq_length=512"];
+    let full = ["--set", "training.gradient_checkpointing=full", "--set", "eval.micro_batch_size=1"];
+    let needed = folder.run(&[&["plan", "config.toml", "--json"], &rows[..], &full].concat());
+    let memory = format!("{}B", number(&needed.json()[0], "needed_bytes") - 1);
+    let ran = folder.run(&[&["plan", "config.toml", "--memory", &memory], &rows[..], &full].concat());
+    ran.says(4, &["hint: `--set max_seq_length=256` fits; other weights: longer rows are cut\n"]);
+    assert!(!ran.out.contains("max_seq_length=128"), "shorter rows fit, too: {}", ran.out);
+}
+
+/// A config of a qwen2 model that is too large to write: so many layers of this width.
+fn put_large(folder: &Folder, width: usize, layers: usize) {
+    let mut config = config_json(Shape { hidden: width, intermediate: 4 * width, ..Shape::TINY });
+    config["num_hidden_layers"] = layers.into();
+    (config["num_attention_heads"], config["num_key_value_heads"]) = ((width / 128).into(), (width / 256).into());
+    std::fs::create_dir_all(folder.path("large")).expect("a folder");
+    folder.put("large/config.json", config.to_string());
+}
+
+/// On a card a checkpoint is put together on the host, which must have the memory for it.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_host_must_hold_a_checkpoint() {
+    let Some(card) = Fake::new("plan::the_host_must_hold_a_checkpoint", &[]) else { return };
+    let folder = Folder::new(Shape::TINY);
+    let config = folder.text("config.toml");
+    let adapter = config.find("[adapter]").expect("a section");
+    folder.put("config.toml", format!("{}[adapter]\ntype = \"full\"\n", &config[..adapter]));
+    // 126 million numbers at 12 bytes.
+    put_large(&folder, 1024, 8);
+    let under = |limit: u32, command: &str, device: &str| {
+        let program = card.command(&[command, "config.toml", "--set", "base_model=large", "--device", device]);
+        let mut shell = std::process::Command::new("sh");
+        shell.arg("-c").arg(format!("ulimit -v {limit}; exec \"$0\" \"$@\"")).arg(program.get_program());
+        shell.args(program.get_args()).current_dir(folder.path("")).env("FAKE_HIP_COUNT", "2");
+        for (name, value) in program.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        finished(shell.output().expect("a shell"))
+    };
+    for device in ["hip:0", "hip:0,hip:1"] {
+        for command in ["plan", "train"] {
+            let ran = under(1_200_000, command, device);
+            ran.says(4, &["host memory", "hint: no setting makes it fit: train an adapter"]);
+            assert!(device.contains(',') || ran.err.contains("saving a checkpoint needs 1.41 GiB of host memory, "));
+        }
+        let ran = under(4_000_000, "plan", device);
+        ran.says(0, &[]);
+        assert!(ran.out.contains("1.41 GiB needed, ") && ran.out.contains("(`ulimit -v`)"), "{}", ran.out);
+    }
+}
+
+/// `--memory` is no promise that a card here has so much; plan and train agree on that.
+#[test]
+fn a_card_that_is_here_has_its_own_memory() {
+    let Some(card) = Fake::new("plan::a_card_that_is_here_has_its_own_memory", &[]) else { return };
+    let folder = Folder::new(Shape::TINY);
+    // 10 billion numbers at 2 bytes.
+    put_large(&folder, 8192, 10);
+    for command in ["plan", "train"] {
+        let given = ["--set", "base_model=large", "--device", "hip:0", "--memory", "100GiB"];
+        let mut command = card.command(&[&[command, "config.toml"], &given[..]].concat());
+        let ran = finished(command.current_dir(folder.path("")).output().expect("the program starts"));
+        ran.says(4, &["on hip:0, 16.00 GiB is available (Fake Instinct 0)"]);
+    }
+}
+
+#[test]
+fn what_was_never_measured_is_an_estimate() {
+    let folder = Folder::new(Shape::TINY);
+    let plan = |device: &str| folder.run(&["plan", "config.toml", "--json", "--device", device, "--memory", "8"]);
+    for (device, estimate) in [("cuda:63", true), ("h200", false), ("a100-80", true), ("hip:63", true)] {
+        assert_eq!(plan(device).json()[0]["estimate"], estimate, "{device}");
+    }
+    let list = plan("mi50,h200").json().remove(0);
+    assert_eq!((&list["estimate"], &list["device"]), (&true.into(), &"mi50,h200".into()));
+}
+
+/// The samples at the end are made without offload: the model must fit by itself.
+#[test]
+fn samples_count() {
+    let folder = Folder::new(Shape::TINY);
+    put_large(&folder, 512, 8);
+    let prompts = "generate_prompts=[\"Two and two\"]";
+    let plan = |more: &[&str]| {
+        let offload = ["--set", "base_model=large", "--device", "mi50", "--set", "offload=weights,activations"];
+        folder.run(&[&["plan", "config.toml"], &offload[..], more].concat())
+    };
+    let without = plan(&["--json"]).json().remove(0);
+    let with = plan(&["--json", "--set", prompts]).json().remove(0);
+    assert!(without.get("generate_bytes").is_none());
+    let generate = number(&with, "generate_bytes");
+    assert!(generate > number(&with, "total_bytes"), "{with}");
+    assert_eq!(number(&with, "needed_bytes"), generate + number(&with, "driver_bytes"));
+    let memory = format!("{}B", generate - 1);
+    let ran = plan(&["--set", prompts, "--memory", &memory]);
+    ran.says(4, &["hint: `--set generate_prompts=[]` fits and gives the same weights"]);
+    assert!(ran.out.contains(" needed to generate, ") && ran.out.contains("\ngenerate "), "{}", ran.out);
+    plan(&["--memory", &memory]).says(0, &[]);
+    plan(&["--memory", &memory, "--set", prompts, "--set", "generate_prompts=[]"]).says(0, &[]);
+}
+
+/// Checkpoints that no disk holds are warned of, before the first is written.
+#[test]
+fn a_disk_that_will_be_full_is_told() {
+    let folder = Folder::new(Shape::TINY);
+    let sets = ["--set", "max_steps=1000000000", "--set", "save_steps=1"];
+    let ran = folder.run(&[&["plan", "config.toml"], &sets[..]].concat());
+    ran.says(0, &["warning: this run writes up to ", " to out, where ", "set `save_total_limit`"]);
+    let ran = folder.run(&[&["plan", "config.toml", "--set", "save_total_limit=2"], &sets[..]].concat());
+    assert!(ran.code == 0 && !ran.err.contains("warning"), "{}", ran.err);
+    assert!(ran.out.contains("up to 4 checkpoints of "), "{}", ran.out);
+    let value = folder.run(&["plan", "config.toml", "--json", "--set", "max_steps=1"]).json().remove(0);
+    let count = number(&value, "trained_parameters");
+    assert!(number(&value, "disk_bytes") >= 16 * count && number(&value, "disk_available_bytes") > 0, "{value}");
 }
 
 /// What is suggested can be typed, and needs what it says.

@@ -115,6 +115,7 @@ impl Ledger {
         self.0.borrow().bytes_peak
     }
 
+    #[cfg(test)]
     pub(super) fn held(&self) -> Holdings {
         self.0.borrow().held.clone()
     }

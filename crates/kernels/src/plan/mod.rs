@@ -66,6 +66,12 @@ impl<L: MemoryLayout> Counting<L> {
         Self { like: Rc::new(like), ledger, host: Ledger::default(), scratch: Rc::default() }
     }
 
+    /// The same device with nothing in its memory.
+    pub fn emptied(&self) -> Self {
+        let ledger = if self.like.has_heap() { Ledger::with_heap() } else { Ledger::default() };
+        Self { like: Rc::clone(&self.like), ledger, host: Ledger::default(), scratch: Rc::default() }
+    }
+
     /// Bytes that the device's buffers take with the gaps between them, at their peak; None if the
     /// device places buffers in its own way.
     pub fn heap_bytes(&self) -> Option<usize> {
@@ -80,10 +86,6 @@ impl<L: MemoryLayout> Counting<L> {
     /// Peak bytes held.
     pub fn bytes_peak(&self) -> usize {
         self.ledger.bytes_peak()
-    }
-
-    pub fn held(&self) -> Holdings {
-        self.ledger.held()
     }
 
     /// Bytes by holder at the peak.

@@ -14,7 +14,7 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Part, Shapes, Trained, WeightSource, Weights, build_placed};
 use isobit_numerics::slices::Profile;
 use isobit_training::engine::{Engine, Stored};
-use isobit_training::plan::{Item, PlannedUpdate, longest_rows, offloaded_memory};
+use isobit_training::plan::{Item, PlannedUpdate, longest_rows, memory};
 use isobit_training::row::Row;
 use isobit_training::step::StepSettings;
 use isobit_training::trainer::{Placement, Trainer};
@@ -221,9 +221,10 @@ fn a_model_of_three_billion_weights_trains_in_full_in_32_gigabytes() {
     let step = step_settings(Profile::X2, Policy::Full, 1);
     let plan = |offload| {
         let gpu = Gpu::absent(Selector { api: Api::Cuda, index: 0 }, Some((9, 0)));
-        let planned = PlannedUpdate { step: &step, rows: &rows, waiting: 0, evaluated: 0, offload, ranks: 1 };
+        let planned =
+            PlannedUpdate { step: &step, rows: &rows, waiting: 0, evaluated: 0, generated: 0, offload, ranks: 1 };
         let source = Shapes::All(isobit_models::FloatFormat::Bf16);
-        offloaded_memory(gpu, &config, &source, &settings, &planned).expect("a plan")
+        memory(gpu, &config, &source, &settings, &planned).expect("a plan")
     };
     let whole = plan(Offload::NONE);
     assert_eq!(whole.trained_count, 3_085_938_688);

@@ -13,12 +13,12 @@ use isobit_kernels::plan::{Counting, MemoryLayout};
 use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath, buffer};
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
-use isobit_models::{Config, FloatFormat, LoraConfig, Part, Shapes, Trained, WeightSource, Weights, build};
+use isobit_models::{Config, FloatFormat, LoraConfig, Part, Session, Shapes, Trained, WeightSource, Weights, build};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::engine::Engine;
 use isobit_training::plan::{
-    Item, MemoryPlan, PeakOfUpdate, PlannedStage, least_bytes, longest_rows, memory, stage_memory,
+    Item, MemoryPlan, PeakOfUpdate, PlannedStage, PlannedUpdate, least_bytes, longest_rows, memory, stage_memory,
 };
 use isobit_training::row::Row;
 use isobit_training::stages::{Divided, Stage, StageDevice, Stages};
@@ -223,7 +223,39 @@ fn plan_of<L: MemoryLayout>(like: L, model: &str, trained: Trained, policy: Poli
     let (source, rows) = (Shapes::All(FloatFormat::Bf16), longest_rows(2, 64));
     let rows: Vec<&Row> = rows.iter().collect();
     let step = step_settings(Profile::X2, policy, 1);
-    memory(like, &config(model), &source, &settings(trained, Profile::X2), &step, &rows, 0).expect("a plan")
+    memory(like, &config(model), &source, &settings(trained, Profile::X2), &updates(&step, &rows)).expect("a plan")
+}
+
+/// Updates over `rows`, with nothing offloaded.
+pub(crate) fn updates<'a>(step: &'a StepSettings, rows: &'a [&'a Row]) -> PlannedUpdate<'a> {
+    PlannedUpdate { step, rows, waiting: 0, evaluated: 0, generated: 0, offload: Offload::NONE, ranks: 1 }
+}
+
+/// A plan counts no less than the samples of a run take, and the texts themselves.
+#[test]
+fn generation_is_counted() {
+    let rows = longest_rows(2, 8);
+    let rows: Vec<&Row> = rows.iter().collect();
+    let step = step_settings(Profile::X2, Policy::Full, 1);
+    let (prompt, tokens) = (40, 9);
+    for (model, trained) in
+        [("qwen2-base", Trained::Full), ("qwen3moe-base", lora(0.0)), ("qwen3_5moe-hybrid", lora(0.0))]
+    {
+        let (model, source) = (config(model), Shapes::All(FloatFormat::Bf16));
+        let planned = PlannedUpdate { generated: prompt + tokens, ..updates(&step, &rows) };
+        let settings = settings(trained, Profile::X2);
+        let plan = memory(cpu(), &model, &source, &settings, &planned).expect("a plan");
+        let trained = if settings.trained == Trained::Full { Trained::Nothing } else { settings.trained };
+        let backend = Counting::new(cpu());
+        let settings = Settings { trained, positions: prompt + tokens, ..settings };
+        let built = build(&backend, &model, &source, &settings).expect("a model");
+        let mut session = Session::new(&backend, &built.model, &built.parameters, Profile::X2);
+        session.extend(&vec![0; prompt]).expect("logits");
+        (0..tokens).for_each(|_| drop(session.extend(&[0]).expect("logits")));
+        let taken = backend.bytes_peak();
+        assert!(taken <= plan.bytes_generate && plan.bytes_generate < 2 * taken, "{taken} of {}", plan.bytes_generate);
+        assert!(plan.host_bytes_generate > 0 && plan.bytes_on_device() >= plan.bytes_peak.max(plan.bytes_generate));
+    }
 }
 
 fn cpu() -> Cpu {
@@ -330,7 +362,8 @@ fn a_large_model_is_planned_without_its_weights() {
     let rows: Vec<&Row> = rows.iter().collect();
     let settings = Settings { trained: Trained::Full, profile: Profile::X2, positions: 2048, seed: 0 };
     let step = step_settings(Profile::X2, Policy::Full, 1);
-    let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows, 0).expect("a plan");
+    let plan =
+        memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &updates(&step, &rows)).expect("a plan");
     assert_eq!(plan.trained_count, 1_543_714_304);
     // Values, moments, gradients and slices.
     assert!(plan.bytes_peak > 18 * plan.trained_count && plan.bytes_peak < 24 * plan.trained_count, "{plan:?}");
@@ -352,8 +385,8 @@ fn published_sizes_of_hybrid_and_latent_models() {
         for trained in [Trained::Full, Trained::Lora(LoraConfig::new(8, 16.0, &targets))] {
             let full = trained == Trained::Full;
             let settings = Settings { trained, profile: Profile::X2, positions: 256, seed: 0 };
-            let plan =
-                memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows, 0).expect("a plan");
+            let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &updates(&step, &rows))
+                .expect("a plan");
             assert!(plan.bytes_peak > plan.trained_count, "{text}");
             if let Some(count) = count.filter(|_| full) {
                 assert_eq!(plan.trained_count, count, "{text}");

@@ -3,6 +3,7 @@
 //! own; the counting allocator is that of the whole binary, which costs the other tests two
 //! additions an allocation.
 
+use crate::plan::updates;
 use isobit_conformance::in_own_process;
 use isobit_kernels::{Cpu, Path as CpuPath};
 use isobit_models::Shapes;
@@ -130,8 +131,8 @@ fn resumed_against_plan() {
     let rows = longest_rows(1, 16);
     let rows: Vec<&Row> = rows.iter().collect();
     let step = step_settings(&prepared.run);
-    let plan =
-        memory(cpu(), &prepared.model, &Shapes::Of(&prepared.weights), &settings, &step, &rows, 0).expect("a plan");
+    let plan = memory(cpu(), &prepared.model, &Shapes::Of(&prepared.weights), &settings, &updates(&step, &rows))
+        .expect("a plan");
     assert_eq!(plan.trained_count * 4 * 3, plan.bytes_save);
     let largest = 4 * WIDE * HIDDEN;
     assert!(
