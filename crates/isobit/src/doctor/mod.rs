@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let machine = Machine::examine();
     let mut out = Output { json: arguments.json };
     out.text(&(machine.text() + &facts_text(&facts)))?;
-    let (checks, subjects) = vectors::check(|check| out.text(&check.text()))?;
+    let (checks, subjects) = vectors::check(arguments.soak.is_some(), |check| out.text(&check.text()))?;
     let mut found = findings(&facts);
     if !in_time {
         found.push(files_hang());
@@ -71,6 +71,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         out.text(&soak.text())?;
     }
     out.end(&facts, &machine, &checks, soak.as_ref(), &found)?;
+    let answer = answer(&found);
+    if checks.iter().any(DeviceCheck::is_unfinished) {
+        leave(answer.as_ref().err().map_or(0, |failure| failure.code));
+    }
+    answer
+}
+
+fn answer(found: &[Finding]) -> Result<(), Failure> {
     let broken = found.iter().filter(|finding| finding.level == Level::Error).count();
     if broken == 0 {
         return Ok(());
@@ -78,6 +86,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let message = format!("{broken} {} not give the bits", if broken == 1 { "device does" } else { "devices do" });
     Err(Failure::device(message, "do not train on it; the findings say more").told())
 }
+
+/// Ends the process while a driver is busy on another thread: what libraries do at the end of a
+/// process would wait for it, or crash. Everything is printed and flushed.
+#[cfg(unix)]
+fn leave(code: u8) {
+    // SAFETY: nothing runs after this, and nothing is left to be written.
+    unsafe { libc::_exit(i32::from(code)) }
+}
+
+#[cfg(not(unix))]
+fn leave(_code: u8) {}
 
 fn files_hang() -> Finding {
     Finding {

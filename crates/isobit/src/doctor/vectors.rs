@@ -11,6 +11,7 @@ use isobit_kernels::Path;
 use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
 use serde::Serialize;
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// Failures that are told of a device.
@@ -21,6 +22,10 @@ const CASES_MAX: usize = 30;
 /// kernels first, which may take minutes.
 const SECONDS_MAX: f64 = 4.0;
 const SECONDS_MIN: f64 = 0.5;
+/// How much longer a single kernel may be compiled.
+const SECONDS_MORE: f64 = 3.0;
+/// Compilers of drivers need more stack than a thread has by default.
+const STACK_BYTES: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -31,6 +36,8 @@ pub(super) enum State {
     Failed,
     /// Is here, and is not used, for a reason that its listing gives.
     Unusable,
+    /// Is here, and its driver still compiles.
+    Unfinished,
     /// No driver or no device.
     Absent,
 }
@@ -77,16 +84,24 @@ impl DeviceCheck {
                 vectors + vectors_left_out
             ),
             (State::Failed, _) => format!("{device:<COLUMN$}{name}FAILS: {}\n", reasons.join("; ")),
-            (State::Unusable | State::Absent, _) => format!("{device:<COLUMN$}{name}{}\n", reasons.join("; ")),
+            (State::Unusable | State::Unfinished | State::Absent, _) => {
+                format!("{device:<COLUMN$}{name}{}\n", reasons.join("; "))
+            }
         }
+    }
+
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.state == State::Unfinished
     }
 }
 
 /// A device that was opened, with its name.
 pub(super) type Opened = (String, Subject);
 
-/// Checks everything that computes; `told` hears of each as it is done.
+/// Checks everything that computes; `told` hears of each as it is done. Devices are opened to be
+/// used again, or closed and given up if they take too long.
 pub(super) fn check(
+    used_again: bool,
     mut told: impl FnMut(&DeviceCheck) -> Result<(), Failure>,
 ) -> Result<(Vec<DeviceCheck>, Vec<Opened>), Failure> {
     let (mut checks, mut subjects) = (Vec::new(), Vec::new());
@@ -113,14 +128,40 @@ pub(super) fn check(
             }
         };
         for (index, listing) in listings.into_iter().enumerate() {
-            let (check, subject) = check_card(Selector { api, index }, &listing, &clock);
-            add(check, subject)?;
+            let seconds = (SECONDS_MAX - clock.seconds()).max(SECONDS_MIN);
+            if used_again {
+                let (check, subject) = check_card(Selector { api, index }, &listing, seconds);
+                add(check, subject)?;
+            } else {
+                add(check_in_time(Selector { api, index }, listing, seconds), None)?;
+            }
         }
     }
     Ok((checks, subjects))
 }
 
-fn check_card(selector: Selector, listing: &gpu::Listing, clock: &Clock) -> (DeviceCheck, Option<Subject>) {
+/// A driver may compile one kernel for longer than all vectors should take: then the thread is left
+/// behind.
+fn check_in_time(selector: Selector, listing: gpu::Listing, seconds: f64) -> DeviceCheck {
+    let (device, name) = (listing.selector.clone(), listing.name.clone());
+    let checked = within(seconds + SECONDS_MORE, move || check_card(selector, &listing, seconds).0);
+    checked.unwrap_or_else(|| {
+        let why = "not checked: its driver compiles a kernel for longer than a check should take; \
+                   `--soak 5m` waits for it";
+        DeviceCheck::without_vectors(device, name, State::Unfinished, why.to_string())
+    })
+}
+
+/// The result of `work`, or None if it takes longer.
+fn within<T: Send + 'static>(seconds: f64, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (send, receive) = mpsc::channel();
+    let builder = std::thread::Builder::new().stack_size(STACK_BYTES);
+    builder.spawn(move || drop(send.send(work()))).ok()?;
+    receive.recv_timeout(Duration::from_secs_f64(seconds)).ok()
+}
+
+fn check_card(selector: Selector, listing: &gpu::Listing, seconds: f64) -> (DeviceCheck, Option<Subject>) {
+    let clock = Clock::start();
     let (device, name) = (listing.selector.clone(), listing.name.clone());
     if let Some(objection) = &listing.objection {
         return (DeviceCheck::without_vectors(device, name, State::Unusable, objection.clone()), None);
@@ -128,8 +169,7 @@ fn check_card(selector: Selector, listing: &gpu::Listing, clock: &Clock) -> (Dev
     match Gpu::open(selector) {
         Ok(gpu) => {
             let subject = Subject::gpu(gpu);
-            let limit = SECONDS_MAX.max(clock.seconds() + SECONDS_MIN);
-            let checked = quietly(|| subject.check(Sample::QUICK, &mut || clock.seconds() < limit));
+            let checked = quietly(|| subject.check(Sample::QUICK, &mut || clock.seconds() < seconds));
             (DeviceCheck::of(device, name, &checked), Some(subject))
         }
         Err(failure) => (DeviceCheck::without_vectors(device, name, State::Failed, failure.what), None),
@@ -158,7 +198,7 @@ pub(super) fn findings(facts: &Facts, checks: &[DeviceCheck]) -> Vec<Finding> {
                 let remedy = "see the reason; run this again after a change";
                 (Level::Warning, "device-cannot-be-used", "cannot be used", remedy)
             }
-            State::Conformant | State::Absent => continue,
+            State::Conformant | State::Unfinished | State::Absent => continue,
         };
         let name = if check.name.is_empty() { String::new() } else { format!(" ({})", check.name) };
         found.push(Finding {
@@ -288,6 +328,13 @@ mod tests {
         assert_eq!(levels(State::Unusable), [Level::Warning]);
         assert_eq!(levels(State::Conformant), []);
         assert_eq!(levels(State::Absent), []);
+        assert_eq!(levels(State::Unfinished), []);
+    }
+
+    #[test]
+    fn a_driver_that_does_not_answer_is_given_up() {
+        assert_eq!(within(60.0, || 7), Some(7));
+        assert_eq!(within(0.05, || std::thread::sleep(Duration::from_secs(3600))), None);
     }
 
     #[test]
