@@ -6,6 +6,7 @@
 mod cli;
 mod config;
 mod devices;
+mod doctor;
 mod models;
 mod ops;
 
@@ -17,10 +18,11 @@ use std::path::Path;
 /// A page and the function that makes its text, given the current text.
 type Page = (&'static str, fn(&str) -> Result<String, String>);
 
-const PAGES: [Page; 5] = [
+const PAGES: [Page; 6] = [
     ("docs/cli.md", |_| Ok(cli::page())),
     ("docs/config.md", |_| Ok(config::page())),
     ("docs/devices.md", devices::page),
+    ("docs/doctor.md", doctor::page),
     ("docs/models.md", |_| Ok(models::page())),
     ("docs/ops.md", |_| ops::page()),
 ];
