@@ -103,8 +103,8 @@ pub(crate) struct HostFit {
 }
 
 impl HostFit {
-    /// What is offloaded, what a rank keeps, and every checkpoint while it is written. The host of a
-    /// card elsewhere is unknown.
+    /// What is offloaded, what a rank keeps, and every checkpoint while it is written. The host of
+    /// a card elsewhere is unknown.
     fn of(plan: &MemoryPlan, run: &Run, offload: Offload, ranks: Ranks, is_here: bool) -> Self {
         let what = match (ranks.all, offload.is_none()) {
             (2.., _) => "what this rank keeps on the host",
@@ -344,8 +344,8 @@ fn is_measured(api: Api, name: &str) -> bool {
     named_card(name).is_some_and(|card| card.measured && card.api == api)
 }
 
-/// What a card in this machine has for a run: what other programs leave of its memory, if its driver
-/// says so.
+/// What a card in this machine has for a run: what other programs leave of its memory, if its
+/// driver says so.
 fn memory_of(listing: &Listing) -> Option<Available> {
     let Listing { name, memory, memory_free, .. } = listing;
     let of = if memory_free.is_some() { format!("free memory of {name}") } else { name.clone() };

@@ -134,8 +134,8 @@ fn devices(list: &str) -> Result<Listed, Failure> {
         let hint = format!("cpu, opencl:0, cuda:0, hip:0, auto, or one of these cards: {}", known.join(", "));
         return Err(Failure::usage(format!("`{}` is not a device", unknown.0), hint));
     }
-    // A config knows no cards by name: it reads one as a device of its interface, and the plan takes
-    // the card itself.
+    // A config knows no cards by name: it reads one as a device of its interface, and the plan
+    // takes the card itself.
     let entry = |at: usize| cards[at].map_or(names[at].to_string(), |card| format!("{}:{at}", card.api.name()));
     let entries: Vec<String> = (0..names.len()).map(entry).collect();
     Ok((entries.join(","), cards))

@@ -127,8 +127,8 @@ impl MemoryPlan {
         step.max(generate).saturating_sub(self.bytes_on_device())
     }
 
-    /// Host memory beside a device with memory of its own: the most of a step, a save between steps,
-    /// and the texts at the end.
+    /// Host memory beside a device with memory of its own: the most of a step, a save between
+    /// steps, and the texts at the end.
     pub fn bytes_beside_device(&self) -> usize {
         self.host_bytes_peak.max(self.host_bytes_between_steps + self.bytes_save).max(self.host_bytes_generate)
     }

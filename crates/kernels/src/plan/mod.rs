@@ -67,6 +67,7 @@ impl<L: MemoryLayout> Counting<L> {
     }
 
     /// The same device with nothing in its memory.
+    #[must_use]
     pub fn emptied(&self) -> Self {
         let ledger = if self.like.has_heap() { Ledger::with_heap() } else { Ledger::default() };
         Self { like: Rc::clone(&self.like), ledger, host: Ledger::default(), scratch: Rc::default() }
