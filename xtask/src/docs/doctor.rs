@@ -21,7 +21,7 @@ fn with_line(old: &str, line: &str) -> Result<String, String> {
     if old.lines().filter(|old| is_it(old)).count() != 1 {
         return Err(format!("docs/doctor.md needs one line that begins with `{}`", LINE.trim_start()));
     }
-    Ok(old.lines().map(|old| format!("{}\n", if is_it(old) { line } else { old })).collect())
+    Ok(old.split('\n').map(|old| if is_it(old) { line } else { old }).collect::<Vec<_>>().join("\n"))
 }
 
 #[cfg(test)]
