@@ -64,7 +64,7 @@ struct Input {
     /// Model folder with tokenizer.json and the chat template; rows of input_ids need no tokenizer
     #[arg(long, value_name = "FOLDER")]
     model: PathBuf,
-    /// Data files: JSONL or JSON arrays
+    /// Data files: JSONL, JSON arrays, CSV, TSV or Parquet
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     data: Vec<PathBuf>,
     /// Truncate longer examples to this many tokens

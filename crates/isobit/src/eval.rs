@@ -29,7 +29,8 @@ pub(crate) struct Arguments {
     model: Option<PathBuf>,
     #[command(flatten)]
     options: model::Options,
-    /// Data files: JSONL or JSON arrays; default: the rows that the config evaluates on
+    /// Data files: JSONL, JSON arrays, CSV, TSV or Parquet; default: the rows that the config
+    /// evaluates on
     #[arg(long, value_name = "FILE", required_unless_present = "config", num_args = 1..)]
     data: Vec<PathBuf>,
     /// Config of a run: read data as the run does (fields, masks, length, template variables,

@@ -36,7 +36,7 @@ const COLUMN: usize = 48;
 pub(crate) struct Arguments {
     /// Model folder in Hugging Face layout, or an isobit run that trained all weights
     model: PathBuf,
-    /// Data file: JSONL, a JSON array, CSV or TSV
+    /// Data file: JSONL, a JSON array, CSV, TSV or Parquet
     data: PathBuf,
     /// Config file to write
     #[arg(short, long, value_name = "FILE", default_value = "run.toml")]

@@ -19,6 +19,8 @@ const PER_TOKENIZER_BYTE: u64 = 10;
 const PER_DATA_BYTE: u64 = 2;
 const PER_DATA_BYTE_OF_BYTES: u64 = 6;
 const VOCABULARY_OF_BYTES: usize = 4096;
+/// Bytes of text for each byte of a Parquet file, whose pages are compressed.
+const PER_PARQUET_BYTE: u64 = 4;
 
 /// Address space of a computing thread: its stack, and what the system maps with it.
 const STACK: u64 = 3 << 20;
@@ -35,7 +37,11 @@ const ASSUMED_GAP_DIVISOR: u64 = 8;
 /// Host memory of a run on the CPU beside the `counted` bytes of its buffers.
 pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: u64) -> u64 {
     let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.len());
-    let data: u64 = run.datasets.iter().fold(0, |sum, path| sum.saturating_add(bytes(path)));
+    let text = |path: &Path| {
+        let is_parquet = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("parquet"));
+        bytes(path).saturating_mul(if is_parquet { PER_PARQUET_BYTE } else { 1 })
+    };
+    let data: u64 = run.datasets.iter().fold(0, |sum, path| sum.saturating_add(text(path)));
     let each = if vocabulary < VOCABULARY_OF_BYTES { PER_DATA_BYTE_OF_BYTES } else { PER_DATA_BYTE };
     let process = PROCESS.saturating_add(PER_THREAD.saturating_mul(threads as u64));
     let process = process.saturating_add(data.saturating_mul(each));
@@ -95,5 +101,9 @@ mod tests {
         assert_eq!(of(50_000, 2, 1 << 30), 18 + 2 + 2);
         assert_eq!(of(50_000, 2, 10 << 20), 18 + 2 + 2 + 20);
         assert_eq!(of(256, 2, 1 << 30), 18 + 2 + 6);
+        std::fs::rename(path("data.jsonl"), path("data.parquet")).expect("renamed");
+        let text = text.replace("data.jsonl", "data.parquet");
+        let run = config::parse("the config", &text, &[]).expect("a config").run;
+        assert_eq!(of_process(&run, 50_000, 2, 1 << 30) >> 20, 18 + 2 + 8);
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Target {
     pub(crate) prepare: fn(&Path) -> Result<Check, String>,
 }
 
-pub(crate) const TARGETS: [Target; 12] = [
+pub(crate) const TARGETS: [Target; 13] = [
     Target {
         name: "safetensors",
         share: 220,
@@ -81,7 +81,14 @@ pub(crate) const TARGETS: [Target; 12] = [
         share: 30,
         corpus: || Ok(ROWS.map(|rows| rows.as_bytes().to_vec()).to_vec()),
         make: |random, corpus| change(random, Form::JsonLines, corpus),
-        prepare: rows,
+        prepare: |place| rows_of(place, "fuzz.jsonl"),
+    },
+    Target {
+        name: "parquet",
+        share: 60,
+        corpus: parquet_files,
+        make: parquet,
+        prepare: |place| rows_of(place, "fuzz.parquet"),
     },
     Target {
         name: "tokenizer",
@@ -248,6 +255,33 @@ fn fixtures(wanted: impl Fn(&Path) -> bool, bytes_most: u64) -> Result<Corpus, S
     paths.iter().map(|path| read(path)).collect()
 }
 
+/// All but the one that is refused only after 64 MiB of rows.
+fn parquet_files() -> Result<Corpus, String> {
+    let folder = root().join("crates/training/tests/fixtures/parquet");
+    let names = super::run_folder::names(&folder)?;
+    let wanted = |name: &&String| name.ends_with(".parquet") && !name.contains("growth");
+    names.iter().filter(wanted).map(|name| read(&folder.join(name))).collect()
+}
+
+/// Bytes changed in place, half of them in the footer: it is found from the end of the file.
+fn parquet(random: &mut Random, corpus: &Corpus) -> Vec<u8> {
+    let mut bytes = random.pick(corpus).clone();
+    if random.once_in(8) {
+        return changed_bytes(random, &bytes);
+    }
+    for _ in 0..=random.below(4) {
+        let from_end = random.once_in(2);
+        let at =
+            if from_end { bytes.len() - 1 - random.below(bytes.len().min(1000)) } else { random.below(bytes.len()) };
+        bytes[at] = match random.below(4) {
+            0 => random.next() as u8,
+            1 => *random.pick(&[0, 1, 0x7f, 0x80, 0xfe, 0xff]),
+            _ => bytes[at] ^ 1 << random.below(8),
+        };
+    }
+    bytes
+}
+
 fn templates() -> Result<Corpus, String> {
     let folder = root().join("crates/training/tests/fixtures/templates");
     let names = super::run_folder::names(&folder)?;
@@ -359,9 +393,10 @@ fn model_folder(place: &Path) -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-fn rows(place: &Path) -> Result<Check, String> {
+/// Rows of a data file called `name`.
+fn rows_of(place: &Path, name: &str) -> Result<Check, String> {
     let (tokenizer, template) = open(&model_folder(place)?, DATE_DEFAULT).map_err(|error| error.to_string())?;
-    let path = place.join("fuzz.jsonl");
+    let path = place.join(name);
     let config = DataConfig {
         files: vec![path.clone()],
         max_seq_length: 24,

@@ -136,12 +136,12 @@ pub const KEYS: &[Key] = &[
     key(Top, "seed", &[], Whole, Integer(42), YES, "seed of data order, dropout and new adapter weights"),
     key(Top, "threads", &["num_threads"], Whole, Integer(0), NO, "compute threads; 0: one per core, which is also the maximum"),
 
-    key(Datasets, "path", &["file"], Text, Required, NO, "training data, a JSONL file"),
+    key(Datasets, "path", &["file"], Text, Required, NO, "training data: a JSONL, CSV, TSV or Parquet file"),
 
     key(Eval, "eval_strategy", &["evaluation_strategy", "strategy"], Text, Depends("\"steps\" with eval_steps; else \"epoch\" if there are rows to evaluate on, \"no\" if not"), YES, "no, steps or epoch"),
     key(Eval, "eval_steps", &["steps"], Whole, Unset, YES, "evaluate every N updates"),
     key(Eval, "micro_batch_size", &["per_device_eval_batch_size", "eval_batch_size"], Whole, Depends("that of [training]"), NO, "rows evaluated at once"),
-    key(Eval, "path", &["file"], Text, Unset, NO, "evaluation data, a JSONL file"),
+    key(Eval, "path", &["file"], Text, Unset, NO, "evaluation data: a JSONL, CSV, TSV or Parquet file"),
     key(Eval, "val_set_size", &[], CountOrShare, Integer(0), YES, "rows, or share of the rows, held out of the training data for evaluation"),
 
     key(Training, "adam_beta1", &[], Number, Float(0.9), YES, "decay of the first moment"),

@@ -62,6 +62,8 @@ pub enum DataError {
     NoAssistantMask { file: PathBuf, line: usize, template: String, why: String },
     #[error("{}:{line}: plain text ends with an end-of-text token, but the tokenizer has none", file.display())]
     NoEndOfText { file: PathBuf, line: usize },
+    #[error("cannot read {} as Parquet: {why}", file.display())]
+    Parquet { file: PathBuf, why: String },
     #[error("{} holds no row", file.display())]
     Empty { file: PathBuf },
     #[error("no row is left to train on: {dropped} dropped of {rows}")]
@@ -113,6 +115,8 @@ pub enum RowError {
     Json { why: String },
     #[error("not a table: {why}")]
     Csv { why: String },
+    #[error("{why}")]
+    Parquet { why: String },
     #[error("{bytes} bytes in one row, {limit} at most")]
     TooLong { bytes: usize, limit: usize },
     #[error("a row must be a JSON object, but this is {found}")]
@@ -214,6 +218,7 @@ impl DataError {
                     .into()
             }
             Self::NoEndOfText { .. } => "set eos_token in tokenizer_config.json".into(),
+            Self::Parquet { .. } => "write the file again, or convert it to JSONL".into(),
             Self::Empty { .. } => "remove the file from the list, or check what wrote it".into(),
             Self::NothingLeft { .. } => "raise max_seq_length, or check the rows with `isobit data check`".into(),
             Self::UnknownFormat { slip: Some(_), .. } => "correct the row, or remove it".into(),
@@ -288,6 +293,7 @@ impl RowError {
             Self::Csv { .. } => {
                 "name the columns in the first line, and put cells with commas, quotes or line breaks in quotes"
             }
+            Self::Parquet { .. } => "write the file again, or convert it to JSONL",
             Self::TooLong { .. } | Self::TooMany { .. } => "split the row, or remove it",
             Self::Number { .. } => "write the number as a string",
             Self::Role { role } => match role.as_str() {

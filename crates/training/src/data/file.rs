@@ -8,7 +8,7 @@ use super::format::{self, Example, FieldNames, RowFormat};
 use super::json::Json;
 use super::records::{self, Record};
 use super::report::{FileReport, LossTokens};
-use super::{DataConfig, csv, files};
+use super::{DataConfig, csv, files, parquet};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -42,8 +42,7 @@ impl FileLoader<'_> {
     pub(super) fn load(&self) -> Result<(FileReport, Examples), DataError> {
         let bytes = files::read(self.path, files::DATA_BYTES_MAX)?;
         let located = |(line, why)| self.row_error(line, why, false);
-        let table = csv::delimiter(self.path).map(|delimiter| csv::objects(&bytes, delimiter));
-        let table = table.transpose().map_err(located)?;
+        let table = self.table(&bytes)?;
         let records = match &table {
             Some(rows) => rows.iter().map(|(line, bytes)| Record { line: *line, bytes }).collect(),
             None => records::split(&bytes).map_err(located)?,
@@ -71,6 +70,21 @@ impl FileLoader<'_> {
             trainable_tokens: 0,
         };
         Ok((report, examples))
+    }
+
+    /// The rows of a table as JSON, each with its line or number; `None` for JSON files.
+    fn table(&self, bytes: &[u8]) -> Result<Option<Vec<(usize, Vec<u8>)>>, DataError> {
+        if parquet::is_parquet(self.path, bytes) {
+            let named = [&self.config.prompt_field, &self.config.completion_field];
+            let is_read =
+                |name: &str| format::KEYS.contains(&name) || named.into_iter().flatten().any(|field| field == name);
+            return parquet::objects(bytes, is_read).map(Some).map_err(|(row, why)| match row {
+                0 => DataError::Parquet { file: self.path.to_owned(), why },
+                row => self.row_error(row, RowError::Parquet { why }, false),
+            });
+        }
+        let table = csv::delimiter(self.path).map(|delimiter| csv::objects(bytes, delimiter));
+        table.transpose().map_err(|(line, why)| self.row_error(line, why, false))
     }
 
     /// The format of the file: that of its first row, or of the first row that has one if bad rows

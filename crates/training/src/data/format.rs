@@ -55,6 +55,29 @@ impl fmt::Display for RowFormat {
     }
 }
 
+/// The keys of a row that any format reads. Columns of other names are not decoded.
+pub(super) const KEYS: [&str; 19] = [
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "instruction",
+    "input",
+    "output",
+    "system",
+    "history",
+    "text",
+    "input_ids",
+    "labels",
+    "attention_mask",
+    "completion_mask",
+    "assistant_masks",
+    "position_ids",
+    "seq_lengths",
+    "tools",
+    "chat_template_kwargs",
+];
+
 /// Names of the two fields set in the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FieldNames {

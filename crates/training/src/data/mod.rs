@@ -1,8 +1,8 @@
 //! Data: files become rows of tokens with a loss mask. Each file (`file`) is cut into records
-//! (`records`), which are parsed (`json`), interpreted (`format`), rendered (`template`) and
-//! tokenised (`example`); rows may then be packed (`packing`), and `order` determines the order of
-//! an epoch. The result is a function of files, tokenizer, template and config, never of the number
-//! of workers.
+//! (`records`, `csv`, `parquet`), which are parsed (`json`), interpreted (`format`), rendered
+//! (`template`) and tokenised (`example`); rows may then be packed (`packing`), and `order`
+//! determines the order of an epoch. The result is a function of files, tokenizer, template and
+//! config, never of the number of workers.
 
 mod conversation;
 mod csv;
@@ -18,6 +18,7 @@ mod json;
 mod normalizers;
 mod order;
 mod packing;
+mod parquet;
 mod records;
 mod report;
 mod spans;

@@ -6,6 +6,7 @@
 mod checkpoint;
 mod config;
 mod data;
+mod data_parquet;
 mod data_templates;
 mod data_turns;
 mod deferred;
