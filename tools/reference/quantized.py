@@ -1,6 +1,6 @@
-"""Cases whose base is stored in few bits: GPTQ (4 bits, both conventions for zero points) and blocks of FP8. LoRA on top.
+"""Cases whose base is stored in few bits: GPTQ (4 bits, both conventions for zero points), AWQ and blocks of FP8. LoRA on top.
 
-Nothing here needs a library for GPTQ: weights are quantised by rounding, packed as the format says, and the judge runs transformers'
+Nothing here needs a library for GPTQ or AWQ: weights are quantised by rounding, packed as the format says, and the judge runs transformers'
 float32 model on the weights that the packed tensors stand for. Everything that is not quantised is float16 (GPTQ) or bfloat16 (FP8).
 """
 import copy
@@ -42,6 +42,12 @@ GPTQ = {
     "gptq-moe": (qwen3_moe, {"version": 1, "sym": True, "group_size": 32, "desc_act": False}, sparse.ATTENTION),
     "gptq-moe-order": (qwen3_moe, {"version": 2, "sym": False, "group_size": 32, "desc_act": True}, sparse.ATTENTION),
 }
+# AWQ's packing "gemm"; the second leaves a projection as it is.
+AWQ = {
+    "awq": (qwen2, {"version": "awq", "sym": False, "group_size": 32, "desc_act": False, "plain": None}, SEVEN),
+    "awq-moe": (qwen3_moe, {"version": "awq", "sym": False, "group_size": 32, "desc_act": False, "plain": "o_proj"}, sparse.ATTENTION),
+}
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 # With group_size -1 there is one group, and the list that says so is left out of the file.
 WITHOUT_GROUP_INDEX = {"gptq-v2-whole"}
 TRAINED = {"gptq-v2-order", "gptq-moe"}
@@ -111,6 +117,31 @@ def gptq_tensors(name, weight, settings, generator):
     return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, value.T
 
 
+def pack_awq(numbers):
+    """Eight numbers of four bits in each int32 along the second axis, in AWQ's order."""
+    words = numbers.long().view(len(numbers), -1, 8)
+    words = sum(words[:, :, output] << (4 * place) for place, output in enumerate(AWQ_ORDER))
+    return (words - ((words >> 31) << 32)).int()
+
+
+def unpack_awq(words):
+    numbers = torch.empty(len(words), words.shape[1], 8, dtype=torch.long)
+    for place, output in enumerate(AWQ_ORDER):
+        numbers[:, :, output] = (words.long() >> (4 * place)) & 15
+    return numbers.flatten(1)
+
+
+def awq_tensors(name, weight, settings, generator):
+    """The tensors of one linear, and the weight they stand for."""
+    if settings["plain"] and name.endswith(settings["plain"]):
+        return {f"{name}.weight": weight.half()}, weight
+    group_index = torch.arange(weight.shape[1]) // settings["group_size"]
+    numbers, scales, zeros = quantise(spread(weight, generator), group_index, settings)
+    tensors = {"qweight": pack_awq(numbers), "qzeros": pack_awq(zeros), "scales": scales}
+    value = scales.float()[group_index] * (numbers - zeros[group_index])
+    return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, value.T
+
+
 def fp8_tensors(name, weight, settings, generator):
     """Numbers of eight bits, one float32 scale for each block of 128 by 128 (less at the edges)."""
     weight = spread(weight, generator)
@@ -123,6 +154,12 @@ def fp8_tensors(name, weight, settings, generator):
 
 def dequantised(tensors, name, version):
     """The weight of one linear, from the tensors of a file."""
+    if f"{name}.qweight" not in tensors and f"{name}.weight_scale_inv" not in tensors:
+        return tensors[f"{name}.weight"].float()
+    if version == "awq":
+        numbers, zeros = unpack_awq(tensors[f"{name}.qweight"]), unpack_awq(tensors[f"{name}.qzeros"])
+        groups = torch.arange(len(numbers)) * len(zeros) // len(numbers)
+        return (tensors[f"{name}.scales"].float()[groups] * (numbers - zeros[groups])).T
     if f"{name}.qweight" not in tensors:
         numbers, scales = tensors[f"{name}.weight"].float(), tensors[f"{name}.weight_scale_inv"]
         return numbers * scales.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)[: len(numbers), : numbers.shape[1]]
@@ -137,7 +174,8 @@ def load(folder):
     folder = pathlib.Path(folder)
     tensors = load_file(folder / "model.safetensors")
     described = json.loads((folder / "config.json").read_text())
-    version = 2 if described.pop("quantization_config").get("checkpoint_format") == "gptq_v2" else 1
+    settings = described.pop("quantization_config")
+    version = "awq" if settings["quant_method"] == "awq" else 2 if settings.get("checkpoint_format") == "gptq_v2" else 1
     config = transformers.AutoConfig.for_model(described.pop("model_type"), **described)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager",
                                                           dtype=torch.float32).eval()
@@ -179,7 +217,7 @@ def build(config, seed, tensors_of, settings, dtype):
         put(model, name, value)
         file |= tensors
     for name, tensor in model.state_dict().items():
-        if name not in quantised and ".mlp.experts." not in name:
+        if name not in quantised and ".mlp.experts." not in name and name not in file:
             file[name] = tensor if name.endswith("e_score_correction_bias") else tensor.to(dtype)
     return model, file
 
@@ -216,10 +254,17 @@ def make_gptq(name):
     write(name, config, gptq_tensors, settings, torch.float16, described, targets)
 
 
+def make_awq(name):
+    config, settings, targets = AWQ[name]
+    described = {"bits": 4, "quant_method": "awq", "group_size": settings["group_size"], "version": "gemm", "zero_point": True,
+                 "modules_to_not_convert": [settings["plain"]] if settings["plain"] else None}
+    write(name, config, awq_tensors, settings, torch.float16, described, targets)
+
+
 def make_fp8(name):
     config, targets = FP8[name]
     described = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}
     write(name, config, fp8_tensors, None, torch.bfloat16, described, targets)
 
 
-TABLES = ((GPTQ, make_gptq), (FP8, make_fp8))
+TABLES = ((GPTQ, make_gptq), (AWQ, make_awq), (FP8, make_fp8))

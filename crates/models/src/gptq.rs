@@ -1,5 +1,5 @@
 //! 4-bit integer matrices in GPTQ's storage format, checked and passed to the ops as stored: never
-//! expanded.
+//! expanded. Those of AWQ (`awq.rs`) are packed anew.
 //!
 //! `W[output, input] = scale[group, output] · (q[input, output] − zero[group, output])` with
 //! `group = g_idx[input]`. Eight integers share a 32-bit word, the lowest bits first: `qweight` is
@@ -10,6 +10,7 @@
 //! four bits would not undo. Zeros are 0 to 15 either way.
 
 use crate::ModelError;
+use crate::awq;
 use crate::config::{GptqConfig, GptqFormat};
 use half::f16;
 use isobit_kernels::op::{AsQuantized, Quantized, QuantizedShape, Scales};
@@ -20,6 +21,8 @@ const PACKED: usize = 8;
 const INT4_MASK: u32 = 0xf;
 /// One in every four bits of a word.
 const ONES: u32 = 0x1111_1111;
+/// Where a word of GPTQ has the integer of each of its eight outputs.
+const IN_ORDER: [usize; PACKED] = [0, 1, 2, 3, 4, 5, 6, 7];
 /// The zero of a symmetric file.
 const MIDDLE: u8 = 8;
 
@@ -124,8 +127,16 @@ pub(crate) struct GptqModule<'a> {
 }
 
 impl GptqModule<'_> {
-    fn name(&self, part: &str) -> String {
+    pub(crate) fn name(&self, part: &str) -> String {
         format!("{}.{part}", self.path)
+    }
+
+    /// The shape of `qweight`.
+    fn packed_shape(&self) -> [usize; 2] {
+        match self.config.format {
+            GptqFormat::V1 | GptqFormat::V2 => [self.inputs / PACKED, self.outputs],
+            GptqFormat::Awq => [self.inputs, self.outputs / PACKED],
+        }
     }
 
     fn group_size(&self) -> usize {
@@ -154,7 +165,7 @@ impl GptqModule<'_> {
     pub(crate) fn form(&self) -> Result<GptqForm, ModelError> {
         self.check()?;
         let (groups, outputs) = (self.groups(), self.outputs);
-        for (part, shape) in [("qweight", [self.inputs / PACKED, outputs]), ("qzeros", [groups, outputs / PACKED])] {
+        for (part, shape) in [("qweight", self.packed_shape()), ("qzeros", [groups, outputs / PACKED])] {
             packed(&self.name(part), &self.files.get(&self.name(part))?, &shape)?;
         }
         let scales = self.files.get(&self.name("scales"))?;
@@ -168,7 +179,11 @@ impl GptqModule<'_> {
         self.check()?;
         let &Self { outputs, inputs, .. } = self;
         let name = self.name("qweight");
-        let qweight = integers(&name, self.files.get(&name)?, &[inputs / PACKED, outputs])?;
+        let qweight = integers(&name, self.files.get(&name)?, &self.packed_shape())?;
+        let qweight = match self.config.format {
+            GptqFormat::V1 | GptqFormat::V2 => qweight,
+            GptqFormat::Awq => awq::along_inputs(&qweight, outputs),
+        };
         let (zeros, scales) = (self.zeros()?, self.scales()?);
         let group_of_input = self.group_of_input()?;
         Ok(GptqWeight { outputs, inputs, group_size: self.group_size(), qweight, zeros, scales, group_of_input })
@@ -177,13 +192,14 @@ impl GptqModule<'_> {
     fn zeros(&self) -> Result<Vec<u8>, ModelError> {
         let name = self.name("qzeros");
         let words = integers(&name, self.files.get(&name)?, &[self.groups(), self.outputs / PACKED])?;
-        let add = match self.config.format {
-            GptqFormat::V1 => ONES,
-            GptqFormat::V2 => 0,
+        let (add, order) = match self.config.format {
+            GptqFormat::V1 => (ONES, IN_ORDER),
+            GptqFormat::V2 => (0, IN_ORDER),
+            GptqFormat::Awq => (0, awq::PLACES),
         };
         let unpacked = |word: i32| {
             let word = (word as u32).wrapping_add(add);
-            (0..PACKED).map(move |place| (word >> (4 * place) & INT4_MASK) as u8)
+            order.into_iter().map(move |place| (word >> (4 * place) & INT4_MASK) as u8)
         };
         let zeros: Vec<u8> = words.into_iter().flat_map(unpacked).collect();
         if self.config.symmetric == Some(true)

@@ -5,7 +5,7 @@
 //! a float8 `weight` needs its scales. The config defines how to read them and must not contradict.
 
 use crate::ModelError;
-use crate::config::{Config, Fp8Config, GptqConfig, Quantization, quantization};
+use crate::config::{Config, Fp8Config, GptqConfig, GptqFormat, Quantization, quantization};
 use crate::gptq::GptqForm;
 use crate::names::Names;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, check_shape, format_of, stored};
@@ -56,6 +56,16 @@ impl Weights {
             int4::check(&self.quantization)?;
         }
         Ok(Self { loads_in_4bit: wanted, ..self })
+    }
+
+    /// Outputs and inputs of a 4-bit module whose packed integers have this shape.
+    pub(crate) fn int4_shape(&self, packed: &[usize]) -> Option<[usize; 2]> {
+        let is_awq = matches!(&self.quantization, Quantization::Gptq(gptq) if gptq.format == GptqFormat::Awq);
+        match *packed {
+            [inputs, words] if is_awq => Some([words.saturating_mul(8), inputs]),
+            [words, outputs] => Some([outputs, words.saturating_mul(8)]),
+            _ => None,
+        }
     }
 
     pub fn tensor_files(&self) -> &TensorFiles {
@@ -189,10 +199,14 @@ impl Weights {
     fn gptq(&self, path: &str, file_path: &str) -> Result<&GptqConfig, ModelError> {
         let wrong = |what: &str| Err(wrong(&format!("{file_path}.qweight"), what.to_string()));
         let Quantization::Gptq(config) = &self.quantization else {
-            return wrong("it is quantised, but the config has no `quantization_config` of method gptq");
+            return wrong("it is quantised, but the config has no `quantization_config` of method gptq or awq");
         };
         if self.excluded.iter().any(|pattern| pattern.is_match(path) || pattern.is_match(file_path)) {
-            return wrong("it is quantised, but the config's `dynamic` says that it is not");
+            let key = if config.format == GptqFormat::Awq { "modules_to_not_convert" } else { "dynamic" };
+            return wrong(&format!("it is quantised, but the config's `{key}` says that it is not"));
+        }
+        if path == "lm_head" && !config.lm_head && config.format == GptqFormat::Awq {
+            return wrong("it is quantised, but AWQ leaves the head as it is");
         }
         if path == "lm_head" && !config.lm_head {
             return wrong("it is quantised, but the config's `lm_head` says that it is not");

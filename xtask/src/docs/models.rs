@@ -14,7 +14,7 @@ float32, bfloat16 or float16 weights, and generates with a cache; 4-bit bases tr
 
 pub(super) fn page() -> String {
     let heads = ["family", "model_type", "attention", "MLP", "LoRA modules", "expert tensors", "per expert"];
-    let mut table = Table::new(&[&heads[..], &["GPTQ 4-bit", "FP8", "tied head", "balance loss"]].concat());
+    let mut table = Table::new(&[&heads[..], &["GPTQ, AWQ 4-bit", "FP8", "tied head", "balance loss"]].concat());
     for family in families() {
         let FamilySupport { name, attention, mlp, .. } = &family;
         let all_linear = family.lora_all_linear.then(|| "all-linear".to_string());

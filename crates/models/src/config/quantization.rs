@@ -1,5 +1,5 @@
 //! How a model's matrices are quantised: `quantization_config` of `config.json`, and GPTQ's
-//! `quantize_config.json`.
+//! `quantize_config.json`. AWQ stores the same integers as GPTQ, packed differently.
 //!
 //! This defines how to read the file's contents; its tensors decide which modules are quantised.
 
@@ -37,13 +37,25 @@ pub struct GptqConfig {
     pub lm_head: bool,
 }
 
-/// How zeros are stored.
+/// How integers and zeros are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GptqFormat {
     /// `gptq`: every 32-bit word of zeros minus 0x11111111.
     V1,
-    /// `gptq_v2`: unchanged.
+    /// `gptq_v2`: zeros unchanged.
     V2,
+    /// AWQ's `gemm`: packed along outputs in an order of its own, zeros unchanged.
+    Awq,
+}
+
+impl GptqFormat {
+    /// The method's name in `quant_method`.
+    pub fn method(self) -> &'static str {
+        match self {
+            Self::V1 | Self::V2 => "gptq",
+            Self::Awq => "awq",
+        }
+    }
 }
 
 const QUANTIZE_CONFIG: &str = "quantize_config.json";
@@ -69,7 +81,8 @@ pub(crate) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<
         (Some(fields), beside) => match fields.text("quant_method")? {
             "fp8" => Ok(Quantization::Fp8(fp8(fields)?)),
             "gptq" => Ok(Quantization::Gptq(gptq(&Pair(fields, beside))?)),
-            other => Err(fields.wrong(format!("`quant_method` {} is not one of fp8, gptq", quoted(other)))),
+            "awq" => Ok(Quantization::Gptq(awq(&Pair(fields, None))?)),
+            other => Err(fields.wrong(format!("`quant_method` {} is not one of awq, fp8, gptq", quoted(other)))),
         },
         // Older files have no `quantization_config`, and `quantize_config.json` supports only this
         // method.
@@ -131,11 +144,55 @@ impl<'a> Pair<'a> {
     }
 }
 
-fn gptq(pair: &Pair) -> Result<GptqConfig, ModelError> {
+fn four_bits(pair: &Pair, method: &str) -> Result<(), ModelError> {
     let bits = pair.get(&["bits", "w_bit"])?.ok_or_else(|| pair.wrong("`bits` is missing".to_string()))?;
     if bits.1.as_u64() != Some(4) {
-        return Err(bits.2.wrong(format!("`bits` is {}: only GPTQ with 4 bits is supported", shown(bits.1))));
+        return Err(bits.2.wrong(format!("`bits` is {}: only {method} with 4 bits is supported", shown(bits.1))));
     }
+    Ok(())
+}
+
+fn awq(pair: &Pair) -> Result<GptqConfig, ModelError> {
+    four_bits(pair, "AWQ")?;
+    for key in ["version", "format"] {
+        if let Some((key, value, fields)) = pair.get(&[key])?
+            && !value.as_str().is_some_and(|name| name.eq_ignore_ascii_case("gemm"))
+        {
+            return Err(fields.wrong(format!("`{key}` is {}: only AWQ's packing \"gemm\" is supported", shown(value))));
+        }
+    }
+    if let Some((key, value, fields)) = pair.get(&["backend"])?
+        && value == "llm-awq"
+    {
+        return Err(fields.wrong(format!("`{key}` is {}: only files of AutoAWQ are supported", shown(value))));
+    }
+    if pair.flag("zero_point")? == Some(false) {
+        return Err(pair.wrong("`zero_point` is false: only AWQ with zero points is supported".to_string()));
+    }
+    Ok(GptqConfig {
+        group_size: group_size(pair)?,
+        desc_act: false,
+        symmetric: None,
+        format: GptqFormat::Awq,
+        excluded: not_converted(pair)?,
+        lm_head: false,
+    })
+}
+
+/// `modules_to_not_convert`: a name excludes the modules whose path begins or ends with it.
+fn not_converted(pair: &Pair) -> Result<Vec<String>, ModelError> {
+    let Some((key, value, fields)) = pair.get(&["modules_to_not_convert"])? else { return Ok(Vec::new()) };
+    let names = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect::<Option<Vec<&str>>>());
+    let names = names.ok_or_else(|| fields.wrong(format!("`{key}` is {}, not a list of names", shown(value))))?;
+    let pattern = |name: &str| {
+        let name = regex::escape(name);
+        format!("{name}|.*{name}$")
+    };
+    Ok(names.into_iter().filter(|name| !name.is_empty()).map(pattern).collect())
+}
+
+fn gptq(pair: &Pair) -> Result<GptqConfig, ModelError> {
+    four_bits(pair, "GPTQ")?;
     if let Some((name, value, fields)) = pair.get(&["pack_dtype"])?
         && value != "int32"
     {

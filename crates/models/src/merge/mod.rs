@@ -174,10 +174,8 @@ impl<'a> Merged<'a> {
     /// Outputs and inputs of a 4-bit module.
     fn int4_shape(&self, path: &str) -> Result<[usize; 2], ModelError> {
         let name = format!("{path}.qweight");
-        match self.weights.shape(&name).as_deref() {
-            Some(&[words, outputs]) => Ok([outputs, words.saturating_mul(8)]),
-            _ => Err(ModelError::Tensor { name, what: "it is not a matrix".to_string() }),
-        }
+        let shape = self.weights.shape(&name).and_then(|shape| self.weights.int4_shape(&shape));
+        shape.ok_or_else(|| ModelError::Tensor { name, what: "it is not a matrix".to_string() })
     }
 
     /// The values of a tensor of [`Self::tensors`], given its name in files, in order.

@@ -281,6 +281,44 @@ fn published_latent_attention() {
 }
 
 #[test]
+fn awq_is_read_in_its_one_packing() {
+    let awq = |key: &str, value: Value| {
+        let mut settings = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true,
+            "version": "gemm", "modules_to_not_convert": null});
+        settings[key] = value;
+        json!({"model_type": "qwen3_moe", "quantization_config": settings})
+    };
+    for version in ["gemm", "GEMM"] {
+        let Quantization::Gptq(read) = parse(&awq("version", json!(version))).quantization else { panic!("awq") };
+        assert_eq!((read.group_size, read.format, read.format.method()), (Some(128), GptqFormat::Awq, "awq"));
+        assert_eq!((read.symmetric, read.desc_act, read.lm_head, read.excluded), (None, false, false, Vec::new()));
+    }
+    let excluded = awq("modules_to_not_convert", json!(["mlp.gate", "model.layers.0."]));
+    let Quantization::Gptq(read) = parse(&excluded).quantization else { panic!("awq") };
+    let excludes = |path: &str| {
+        read.excluded
+            .iter()
+            .any(|pattern| regex::Regex::new(&format!("^(?:{pattern})")).expect("a pattern").is_match(path))
+    };
+    assert!(excludes("model.layers.7.mlp.gate") && excludes("model.layers.0.self_attn.q_proj"));
+    assert!(!excludes("model.layers.7.mlp.gate_proj") && !excludes("model.layers.10.self_attn.q_proj"));
+    for (key, value, wanted) in [
+        ("bits", json!(8), "only AWQ with 4 bits"),
+        ("version", json!("gemv"), "`version` is \"gemv\": only AWQ's packing \"gemm\""),
+        ("format", json!("gemv_fast"), "`format` is \"gemv_fast\""),
+        ("version", json!("marlin"), "\"marlin\""),
+        ("backend", json!("llm-awq"), "`backend` is \"llm-awq\""),
+        ("zero_point", json!(false), "`zero_point` is false"),
+        ("group_size", Value::Null, "`group_size` is missing"),
+        ("modules_to_not_convert", json!("lm_head"), "not a list of names"),
+        ("modules_to_not_convert", json!([1]), "not a list of names"),
+    ] {
+        let error = refused(&awq(key, value));
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
 fn quantisation_is_read_from_both_places() {
     let text = json!({"model_type": "qwen3_moe"}).to_string();
     let beside = json!({"bits": 4, "group_size": 128, "desc_act": true, "sym": false, "checkpoint_format": "gptq_v2",
@@ -320,7 +358,7 @@ fn quantisation_is_read_from_both_places() {
         ("dynamic", json!({"+:.*down.*": {"bits": 8}}), "changes how a module is quantised"),
         ("dynamic", json!({"-:(": {}}), "`dynamic` `-:(`"),
         ("dynamic", json!(7), "`dynamic` is 7"),
-        ("quant_method", json!("awq"), "`quant_method` `awq`"),
+        ("quant_method", json!("hqq"), "`quant_method` `hqq`"),
         ("quant_method", json!(null), "`quant_method` is missing"),
     ] {
         let error = gptq(key, value);

@@ -7,7 +7,7 @@ use std::path::Path;
 #[test]
 fn modules_are_quantised_as_their_file_says() {
     let mut found = 0;
-    for name in ["gptq-v1", "gptq-v1-asymmetric", "gptq-v2-whole", "gptq-moe", "qwen2-base"] {
+    for name in ["awq", "awq-moe", "gptq-v1", "gptq-v1-asymmetric", "gptq-v2-whole", "gptq-moe", "qwen2-base"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
         let text = std::fs::read_to_string(folder.join("config.json")).expect("a config");
         let beside = std::fs::read_to_string(folder.join("quantize_config.json")).ok();
@@ -16,8 +16,10 @@ fn modules_are_quantised_as_their_file_says() {
         let alone = ConfigShapes::new(&config).expect("a readable config");
         for path in Inventory::of(&config).adaptable() {
             let module = format!("{path}.qweight");
-            let inputs = file.shape(&module).map_or(config.hidden, |shape| 8 * shape[0]);
-            let outputs = file.shape(&module).map_or(1, |shape| shape[1]);
+            // AWQ packs along outputs.
+            let per_word = if name.starts_with("awq") { [8, 1] } else { [1, 8] };
+            let packed = file.shape(&module).unwrap_or_else(|| vec![config.hidden, 1]);
+            let (outputs, inputs) = (packed[1] * per_word[0], packed[0] * per_word[1]);
             let [in_file, from_config] =
                 [file.quantised(path, outputs, inputs), alone.quantised(path, outputs, inputs)];
             let (in_file, from_config) = (in_file.expect("a form"), from_config.expect("a form"));

@@ -308,6 +308,8 @@ cases! {
     qwen3moe_lora = "qwen3moe-base-lora";
     qwen3moe_experts = "qwen3moe-base-experts";
     qwen3moe_balance = "qwen3moe-aux";
+    awq = "awq";
+    awq_moe = "awq-moe";
     gptq_moe = "gptq-moe";
     gptq_moe_order = "gptq-moe-order";
     gptq_v1 = "gptq-v1";

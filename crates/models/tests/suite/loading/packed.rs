@@ -71,6 +71,24 @@ impl Plain {
         }
     }
 
+    /// As AutoAWQ's `gemm` packs it: along outputs, the even ones of eight first.
+    fn insert_awq(&self, file: &mut File, path: &str) {
+        let (n, groups) = (self.outputs, self.inputs / self.size);
+        let packed = |integers: &[u32]| -> Vec<u32> {
+            let word = |eight: &[u32]| {
+                [0, 2, 4, 6, 1, 3, 5, 7]
+                    .iter()
+                    .enumerate()
+                    .fold(0, |word, (at, output)| word | eight[*output] << (4 * at))
+            };
+            integers.chunks(8).map(word).collect()
+        };
+        let halves = self.scales.iter().flat_map(|scale| f32_to_f16(*scale).to_le_bytes()).collect();
+        file.insert(format!("{path}.qweight"), i32s(&[self.inputs, n / 8], &packed(&self.integers)));
+        file.insert(format!("{path}.qzeros"), i32s(&[groups, n / 8], &packed(&self.zeros)));
+        file.insert(format!("{path}.scales"), Made { dtype: Dtype::F16, shape: vec![groups, n], bytes: halves });
+    }
+
     pub(crate) fn matrix(&self) -> Vec<f32> {
         let value = |output: usize, input: usize| {
             let place = self.group_of_input[input] as usize * self.outputs + output;
@@ -114,6 +132,45 @@ fn multiplies_by(weight: &GptqWeight, form: GptqForm, wanted: &[f32]) {
         let found = y[at % k * n + at / k];
         assert!((found - wanted).abs() <= wanted.abs() * 2.4e-7, "{at}: {found}, not {wanted}");
     }
+}
+
+/// AWQ's files hold the same integers, zeros and scales: the weight read is equal in every part.
+#[test]
+fn awq_is_gptq_packed_differently() {
+    let awq = |group_size: i64, more: &Value| {
+        let mut settings = json!({"quant_method": "awq", "bits": 4, "group_size": group_size, "version": "gemm"});
+        more.as_object().into_iter().flatten().for_each(|(key, value)| settings[key] = value.clone());
+        config(&settings)
+    };
+    for (outputs, inputs, size) in [(16, 64, 32), (8, 24, 8), (24, 128, 128), (8, 8, 8)] {
+        let plain = Plain::random(outputs, inputs, size, false, None);
+        let (mut file, mut same) = (File::new(), File::new());
+        plain.insert_awq(&mut file, Q);
+        plain.insert(&mut same, Q, false, false);
+        let group_size = if size == inputs { -1 } else { size as i64 };
+        let (_folder, weights) = weights_of(&file, &awq(group_size, &json!({}))).expect("weights");
+        let (_beside, gptq) =
+            weights_of(&same, &gptq_config("gptq_v2", group_size, false, &json!({}))).expect("weights");
+        let weight = quantised(weights.weight(Q, outputs, inputs));
+        assert_eq!(weight, quantised(gptq.weight(Q, outputs, inputs)));
+        assert_eq!(weight.dequantise(), plain.matrix());
+        let form = weights.quantised(Q, outputs, inputs).expect("a form").expect("it is quantised");
+        assert_eq!(form, GptqForm { group_size: size, half_scales: true, ordered: false, zero: None });
+        multiplies_by(&weight, form, &plain.matrix());
+    }
+    let plain = Plain::random(16, 64, 32, false, None);
+    let mut file = File::new();
+    plain.insert_awq(&mut file, Q);
+    let error = |config: &Config, outputs: usize| {
+        let (_folder, weights) = weights_of(&file, config).expect("weights");
+        weights.weight(Q, outputs, 64).expect_err("refused").to_string()
+    };
+    let q_proj = Q.rsplit('.').next().expect("a name");
+    let excluded = awq(32, &json!({"modules_to_not_convert": [q_proj]}));
+    assert!(error(&excluded, 16).contains("`modules_to_not_convert` says that it is not"));
+    assert!(error(&awq(32, &json!({})), 24).contains("its shape is [64, 2], but the config says [64, 3]"));
+    assert!(error(&awq(16, &json!({})), 16).contains("qzeros"));
+    assert!(error(&gptq_config("gptq", 32, false, &json!({})), 16).contains("its shape is [64, 2]"));
 }
 
 #[test]
