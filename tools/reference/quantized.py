@@ -1,6 +1,6 @@
-"""Cases whose base is stored in few bits: GPTQ (4 bits, both conventions for zero points), AWQ and blocks of FP8. LoRA on top.
+"""Cases whose base is stored in few bits: GPTQ (4 bits, both conventions for zero points), AWQ, bitsandbytes and blocks of FP8. LoRA on top.
 
-Nothing here needs a library for GPTQ or AWQ: weights are quantised by rounding, packed as the format says, and the judge runs transformers'
+bitsandbytes (0.50.2, on the CPU) packs its own cases and says what they stand for. Nothing here needs a library for GPTQ or AWQ: weights are quantised by rounding, packed as the format says, and the judge runs transformers'
 float32 model on the weights that the packed tensors stand for. Everything that is not quantised is float16 (GPTQ) or bfloat16 (FP8).
 """
 import copy
@@ -12,7 +12,7 @@ import torch
 import transformers
 from dense import SEVEN, rope
 from safetensors.torch import load_file
-from writing import adapt, fresh, randomize_constants, save_adapter, write_config, write_tensors
+from writing import FIXTURES, adapt, fresh, randomize_constants, save_adapter, write_config, write_tensors
 
 FP8_BLOCK = 128
 SMALL = {"vocab_size": sparse.VOCABULARY, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -47,6 +47,8 @@ AWQ = {
     "awq": (qwen2, {"version": "awq", "sym": False, "group_size": 32, "desc_act": False, "plain": None}, SEVEN),
     "awq-moe": (qwen3_moe, {"version": "awq", "sym": False, "group_size": 32, "desc_act": False, "plain": "o_proj"}, sparse.ATTENTION),
 }
+# Type, and whether the magnitudes are quantised too.
+BITSANDBYTES = {"nf4": (qwen2, {"type": "nf4", "nested": True}, SEVEN), "fp4": (qwen2, {"type": "fp4", "nested": False}, SEVEN)}
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 # With group_size -1 there is one group, and the list that says so is left out of the file.
 WITHOUT_GROUP_INDEX = {"gptq-v2-whole"}
@@ -142,6 +144,27 @@ def awq_tensors(name, weight, settings, generator):
     return {f"{name}.{key}": tensor for key, tensor in tensors.items()}, value.T
 
 
+def bitsandbytes_tensors(name, weight, settings, generator):
+    """What bitsandbytes makes of one linear, and the float32 numbers that it gives back."""
+    from bitsandbytes import functional
+    packed, state = functional.quantize_4bit(spread(weight, generator).contiguous(), blocksize=64,
+                                             compress_statistics=settings["nested"], quant_type=settings["type"])
+    value = functional.dequantize_4bit(packed, state)
+    assert value.dtype == torch.float32
+    # As saved from a model in bfloat16, to which bitsandbytes rounds what it expands.
+    state.dtype = torch.bfloat16
+    return {f"{name}.weight": packed} | {f"{name}.weight.{key}": part for key, part in state.as_dict(packed=True).items()}, value
+
+
+def expanded_bitsandbytes(tensors, name):
+    from bitsandbytes import functional
+    start = f"{name}.weight."
+    state = functional.QuantState.from_dict({key.removeprefix(start): part for key, part in tensors.items() if key.startswith(start)},
+                                            device=torch.device("cpu"))
+    state.dtype = torch.float32
+    return functional.dequantize_4bit(tensors[f"{name}.weight"], state)
+
+
 def fp8_tensors(name, weight, settings, generator):
     """Numbers of eight bits, one float32 scale for each block of 128 by 128 (less at the edges)."""
     weight = spread(weight, generator)
@@ -154,6 +177,8 @@ def fp8_tensors(name, weight, settings, generator):
 
 def dequantised(tensors, name, version):
     """The weight of one linear, from the tensors of a file."""
+    if f"{name}.weight.absmax" in tensors:
+        return expanded_bitsandbytes(tensors, name)
     if f"{name}.qweight" not in tensors and f"{name}.weight_scale_inv" not in tensors:
         return tensors[f"{name}.weight"].float()
     if version == "awq":
@@ -181,7 +206,7 @@ def load(folder):
                                                           dtype=torch.float32).eval()
     for name, _ in list(linears(model)):
         put(model, name, dequantised(tensors, name, version))
-    plain = {name: tensors[name].float() for name in model.state_dict() if name in tensors and tensors[name].dtype != torch.float8_e4m3fn}
+    plain = {name: tensors[name].float() for name in model.state_dict() if name in tensors and tensors[name].dtype not in (torch.float8_e4m3fn, torch.uint8)}
     model.load_state_dict(plain, strict=False)
     return model
 
@@ -261,10 +286,22 @@ def make_awq(name):
     write(name, config, awq_tensors, settings, torch.float16, described, targets)
 
 
+def make_bitsandbytes(name):
+    config, settings, targets = BITSANDBYTES[name]
+    described = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": settings["type"],
+                 "bnb_4bit_use_double_quant": settings["nested"], "bnb_4bit_compute_dtype": "bfloat16",
+                 "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": None}
+    write(name, config, bitsandbytes_tensors, settings, torch.bfloat16, described, targets)
+    folder = FIXTURES / name
+    tensors = load_file(folder / "model.safetensors")
+    paths = [f"model.layers.0.{path}" for path in ("self_attn.k_proj", "mlp.down_proj")]
+    write_tensors(folder / "expanded.safetensors", {f"{path}.weight": expanded_bitsandbytes(tensors, path) for path in paths})
+
+
 def make_fp8(name):
     config, targets = FP8[name]
     described = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}
     write(name, config, fp8_tensors, None, torch.bfloat16, described, targets)
 
 
-TABLES = ((GPTQ, make_gptq), (AWQ, make_awq), (FP8, make_fp8))
+TABLES = ((GPTQ, make_gptq), (AWQ, make_awq), (BITSANDBYTES, make_bitsandbytes), (FP8, make_fp8))

@@ -30,7 +30,7 @@ pub const FORM: GptqForm = GptqForm { group_size: GROUP, half_scales: true, orde
 /// Only numbers can be quantised.
 pub(crate) fn check(of_file: &Quantization) -> Result<(), ModelError> {
     match of_file {
-        Quantization::None | Quantization::Fp8(_) => Ok(()),
+        Quantization::None | Quantization::Fp8(_) | Quantization::Bitsandbytes => Ok(()),
         Quantization::Gptq(_) => {
             let what = "`load_in_4bit` quantises a base of 16 or 32 bits, and this one is stored in 4 bits already: \
                         leave the setting out, and its integers are used as they are";

@@ -5,7 +5,7 @@
 //! up here. `build/` requests the same names; a test keeps the two in sync for every family.
 
 use crate::config::{AttentionKind, Config, DeltaProjections, MlpKind, MlpNames};
-use crate::gptq;
+use crate::{gptq, nf4};
 use std::collections::BTreeSet;
 
 /// Names in our form: `model.…`, `lm_head`.
@@ -158,6 +158,10 @@ impl Inventory {
             && self.experts.contains(&name[..at + EXPERTS.len()])
         {
             return true;
+        }
+        // What describes a packed matrix is read with it.
+        if let Some(weight) = nf4::part_of(name).filter(|weight| is_there(weight)) {
+            return self.reads(weight, is_there);
         }
         let Some((path, part)) = name.rsplit_once('.') else { return false };
         let known = match part {

@@ -8,6 +8,7 @@ use crate::ModelError;
 use crate::config::{Config, Fp8Config, GptqConfig, GptqFormat, Quantization, quantization};
 use crate::gptq::GptqForm;
 use crate::names::Names;
+use crate::nf4::{self, Nf4Matrix};
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, check_shape, format_of, stored};
 use crate::{fp8, gptq, int4, unused};
 use isobit_proof::safetensors::{Dtype, Tensor, TensorFiles};
@@ -95,8 +96,11 @@ impl Weights {
         let tensor = self.files.get(name)?;
         let module = name.rsplit_once('.').map_or("", |(module, _)| module);
         let part = |part: &str| self.files.contains(&format!("{module}.{part}"));
-        if name.strip_suffix("_scale_inv").is_some_and(|of| self.files.contains(of)) {
+        if name.strip_suffix("_scale_inv").or_else(|| nf4::part_of(name)).is_some_and(|of| self.files.contains(of)) {
             return Ok(None);
+        }
+        if self.nf4(&tensor)?.is_some() {
+            return Ok(Some(Copied::Numbers(tensor)));
         }
         let number = matches!(tensor.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::F8E4M3);
         if !number || part("qweight") {
@@ -116,8 +120,23 @@ impl Weights {
 
     /// The numbers of a tensor for which [`Weights::copied`] returned `Numbers`.
     pub fn numbers<'a>(&'a self, tensor: Tensor<'a>) -> Result<StoredTensor<'a>, ModelError> {
-        let shape = tensor.shape;
-        self.stored(tensor, shape)
+        let shape = self.numbers_shape(&tensor)?;
+        self.stored(tensor, &shape)
+    }
+
+    /// Their shape, which packed matrices do not have in the file.
+    pub fn numbers_shape(&self, tensor: &Tensor) -> Result<Vec<usize>, ModelError> {
+        Ok(self.nf4(tensor)?.map_or_else(|| tensor.shape.to_vec(), |matrix| matrix.shape))
+    }
+
+    /// The matrix that a tensor of bitsandbytes holds.
+    fn nf4<'a>(&'a self, tensor: &Tensor<'a>) -> Result<Option<Nf4Matrix<'a>>, ModelError> {
+        let found = nf4::find(&self.files, tensor)?;
+        if found.is_some() && self.quantization != Quantization::Bitsandbytes {
+            let what = "it is packed, but the config has no `quantization_config` of method bitsandbytes";
+            return Err(wrong(tensor.name, what.to_string()));
+        }
+        Ok(found)
     }
 
     /// Adds where the tensor is.
@@ -134,8 +153,15 @@ impl Weights {
         Ok(self.files.get(&self.names.in_file(name))?)
     }
 
-    /// A tensor of the file with float8 expanded.
+    /// A tensor of the file with float8 and packed matrices expanded.
     fn stored<'a>(&'a self, tensor: Tensor<'a>, shape: &[usize]) -> Result<StoredTensor<'a>, ModelError> {
+        if let Some(matrix) = self.nf4(&tensor)? {
+            if matrix.shape != shape {
+                let what = format!("it holds a matrix {:?}, but the config says {shape:?}", matrix.shape);
+                return Err(wrong(tensor.name, what));
+            }
+            return Ok(expanded(&matrix.dequantise()?, shape));
+        }
         let Some(scales) = self.scales(&tensor)? else { return stored(tensor, shape) };
         check_shape(&tensor, shape)?;
         let block = self.fp8(tensor.name)?.block;
@@ -144,18 +170,18 @@ impl Weights {
         };
         check_shape(&scales, &fp8::scale_shape(rows, columns, block))?;
         let values = fp8::dequantise(tensor.name, tensor.bytes, columns, &scales.to_f32()?, block)?;
-        let mut bytes = vec![0; 4 * values.len()];
-        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-            *bytes = value.to_le_bytes();
-        }
-        Ok(StoredTensor { format: FloatFormat::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
+        Ok(expanded(&values, shape))
     }
 
     /// All tensors of the matrix at `path`.
     fn parts(&self, path: &str) -> impl Iterator<Item = Tensor<'_>> {
         let file_path = self.names.in_file(path).into_owned();
         let names = gptq::PARTS.into_iter().chain(["weight", "weight_scale_inv"]);
-        names.filter_map(move |part| self.files.get(&format!("{file_path}.{part}")).ok())
+        let packed = nf4::part_names(&format!("{file_path}.weight"));
+        names
+            .map(move |part| format!("{file_path}.{part}"))
+            .chain(packed)
+            .filter_map(move |name| self.files.get(&name).ok())
     }
 
     /// The scales of a float8 matrix. Only such a matrix may have them.
@@ -215,6 +241,15 @@ impl Weights {
     }
 }
 
+/// Numbers that were stored in fewer bits.
+fn expanded<'a>(values: &[f32], shape: &[usize]) -> StoredTensor<'a> {
+    let mut bytes = vec![0; 4 * values.len()];
+    for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *bytes = value.to_le_bytes();
+    }
+    StoredTensor { format: FloatFormat::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) }
+}
+
 fn wrong(name: &str, what: String) -> ModelError {
     ModelError::Tensor { name: name.to_string(), what }
 }
@@ -230,7 +265,8 @@ impl WeightSource for Weights {
 
     fn format(&self, name: &str) -> Result<FloatFormat, ModelError> {
         let tensor = self.get(name)?;
-        if self.scales(&tensor)?.is_some() { Ok(FloatFormat::F32) } else { format_of(&tensor) }
+        let expands = self.nf4(&tensor)?.is_some() || self.scales(&tensor)?.is_some();
+        if expands { Ok(FloatFormat::F32) } else { format_of(&tensor) }
     }
 
     fn name_in_file<'n>(&self, name: &'n str) -> Cow<'n, str> {
@@ -246,7 +282,9 @@ impl WeightSource for Weights {
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.files.shape(&self.names.in_file(name))
+        let tensor = self.get(name).ok()?;
+        // What is wrong with a packed matrix is said when it is read.
+        Some(self.numbers_shape(&tensor).unwrap_or_else(|_| tensor.shape.to_vec()))
     }
 
     fn names_under(&self, start: &str) -> Option<Vec<String>> {

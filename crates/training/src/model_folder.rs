@@ -98,7 +98,8 @@ impl<'a> ModelFolder<'a> {
                 (_, None) => {}
                 (Some(shape), _) => tensors.push(planned(stored_as(dtype), shape, ValuesFrom::Run)),
                 (None, Some(Copied::Numbers(tensor))) => {
-                    tensors.push(planned(stored_as(dtype), tensor.shape, ValuesFrom::Base));
+                    let shape = weights.numbers_shape(&tensor)?;
+                    tensors.push(planned(stored_as(dtype), &shape, ValuesFrom::Base));
                 }
                 (None, Some(Copied::AsStored(tensor))) => {
                     tensors.push(planned(tensor.dtype, tensor.shape, ValuesFrom::BaseAsStored));
@@ -110,7 +111,7 @@ impl<'a> ModelFolder<'a> {
                 "it is trained and the base has no tensor of this name: the result could not be saved as a model";
             return Err(ModelError::Tensor { name: name.clone(), what: what.to_string() });
         }
-        let expanded = matches!(model.quantization, Quantization::Fp8(_));
+        let expanded = matches!(model.quantization, Quantization::Fp8(_) | Quantization::Bitsandbytes);
         let edits = Edits { dtype: Some(dtype.name()), expanded, untied: false };
         Ok(Self { base, weights, edits, tensors, shard_bytes: SHARD_BYTES })
     }

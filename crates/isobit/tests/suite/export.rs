@@ -262,7 +262,7 @@ fn whole_modules_replace_those_of_the_base() {
 #[test]
 fn quantised_bases_are_expanded() {
     let folder = Folder::new(Shape::TINY);
-    for base in ["awq", "awq-moe", "gptq-v1", "gptq-v2-order", "gptq-moe", "deepseek-fp8"] {
+    for base in ["awq", "awq-moe", "nf4", "gptq-v1", "gptq-v2-order", "gptq-moe", "deepseek-fp8"] {
         let found = merged(&folder, &fixture(base).join("adapter"), &fixture(base), base, &[]);
         for (name, (dtype, ..)) in &found {
             let keeps = *dtype == Dtype::F32 && base == "deepseek-fp8";

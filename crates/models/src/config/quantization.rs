@@ -11,6 +11,8 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Quantization {
     None,
+    /// 4-bit checkpoints of bitsandbytes: every matrix describes itself.
+    Bitsandbytes,
     Fp8(Fp8Config),
     Gptq(GptqConfig),
 }
@@ -78,12 +80,16 @@ pub(crate) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<
     let beside = beside.as_ref().map(|value| Fields::new(value, QUANTIZE_CONFIG));
     match (inside, beside) {
         (None, None) => Ok(Quantization::None),
-        (Some(fields), beside) => match fields.text("quant_method")? {
-            "fp8" => Ok(Quantization::Fp8(fp8(fields)?)),
-            "gptq" => Ok(Quantization::Gptq(gptq(&Pair(fields, beside))?)),
-            "awq" => Ok(Quantization::Gptq(awq(&Pair(fields, None))?)),
-            other => Err(fields.wrong(format!("`quant_method` {} is not one of awq, fp8, gptq", quoted(other)))),
-        },
+        (Some(fields), beside) => {
+            match fields.text("quant_method")? {
+                "fp8" => Ok(Quantization::Fp8(fp8(fields)?)),
+                "gptq" => Ok(Quantization::Gptq(gptq(&Pair(fields, beside))?)),
+                "awq" => Ok(Quantization::Gptq(awq(&Pair(fields, None))?)),
+                "bitsandbytes" => bitsandbytes(&Pair(fields, None)),
+                other => Err(fields
+                    .wrong(format!("`quant_method` {} is not one of awq, bitsandbytes, fp8, gptq", quoted(other)))),
+            }
+        }
         // Older files have no `quantization_config`, and `quantize_config.json` supports only this
         // method.
         (None, Some(fields)) => match fields.optional_text("quant_method")? {
@@ -142,6 +148,20 @@ impl<'a> Pair<'a> {
     fn wrong(&self, what: String) -> ModelError {
         self.0.wrong(what)
     }
+}
+
+fn bitsandbytes(pair: &Pair) -> Result<Quantization, ModelError> {
+    if pair.flag("load_in_4bit")? != Some(true) {
+        return Err(pair.wrong("only bitsandbytes with `load_in_4bit` is supported, not with 8 bits".to_string()));
+    }
+    for (key, known) in [("bnb_4bit_quant_type", &["nf4", "fp4"][..]), ("bnb_4bit_quant_storage", &["uint8"])] {
+        if let Some((key, value, fields)) = pair.get(&[key])?
+            && !value.as_str().is_some_and(|value| known.contains(&value))
+        {
+            return Err(fields.wrong(format!("`{key}` is {}, not one of {}", shown(value), known.join(", "))));
+        }
+    }
+    Ok(Quantization::Bitsandbytes)
 }
 
 fn four_bits(pair: &Pair, method: &str) -> Result<(), ModelError> {

@@ -138,11 +138,11 @@ impl<'a> Merged<'a> {
             let is_quantised = here.is_some_and(|here| self.quantised.contains(&here));
             let kind = match tensor.dtype {
                 _ if is_changed => MergedKind::Changed,
-                Dtype::F8E4M3 => MergedKind::Expanded,
+                Dtype::F8E4M3 | Dtype::U8 => MergedKind::Expanded,
                 _ if is_quantised => MergedKind::Expanded,
                 _ => MergedKind::Kept,
             };
-            let shape = tensor.shape.to_vec();
+            let shape = self.weights.numbers_shape(&tensor)?;
             all.push(MergedTensor { name: name.to_string(), shape, stored: tensor.dtype, kind });
         }
         if self.untied {

@@ -6,6 +6,7 @@
 mod broken;
 mod experts_of_a_layer;
 mod float8;
+mod nf4;
 mod packed;
 mod unused;
 
