@@ -74,8 +74,6 @@ impl<B: Backend> Drop for HostSum<B> {
 pub struct Gradients<B: Backend> {
     all: Vec<Sum<B>>,
     reached: Vec<bool>,
-    /// Whether deferred parts are still to come.
-    awaited: Vec<bool>,
     /// The embedding's part of a tied table, separate from the head's: each is a sum over the rows
     /// of the step on its own; otherwise the order would depend on the micro-batches.
     tied: Option<(ParameterId, Sum<B>)>,
@@ -155,8 +153,8 @@ impl<B: Backend> Gradients<B> {
     }
 
     fn new(all: Vec<Sum<B>>, reached: bool, host: Option<Rc<HostPlace<B>>>) -> Self {
-        let [reached, awaited] = [reached, false].map(|value| vec![value; all.len()]);
-        Self { all, reached, awaited, tied: None, host }
+        let reached = vec![reached; all.len()];
+        Self { all, reached, tied: None, host }
     }
 
     /// Gradients made elsewhere: a part per parameter, and possibly the embedding's part of a tied
@@ -206,7 +204,6 @@ impl<B: Backend> Gradients<B> {
 
     /// For an op's contribution.
     pub(crate) fn reach(&mut self, backend: &B, id: ParameterId) -> &mut F32<B> {
-        assert!(!self.awaited[id.0], "an op that does not wait overtakes deferred parts of the same gradient");
         self.reached[id.0] = true;
         self.all[id.0].reach(backend)
     }
@@ -218,17 +215,6 @@ impl<B: Backend> Gradients<B> {
         }
         let [a, b] = self.all.get_disjoint_mut([a.0, b.0]).expect("two tensors");
         (a.reach(backend), b.reach(backend))
-    }
-
-    /// A part of this gradient is deferred; until it arrives no other op may add to it, or the
-    /// order of its parts would change.
-    pub(crate) fn await_deferred(&mut self, id: ParameterId) {
-        self.awaited[id.0] = true;
-    }
-
-    /// The deferred parts arrive now.
-    pub(crate) fn end_deferral(&mut self) {
-        self.awaited.fill(false);
     }
 
     /// For the embedding's contribution to a table that is also the head.

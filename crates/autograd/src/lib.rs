@@ -5,7 +5,6 @@
 //! changes memory and time, never a bit.
 
 mod arena;
-mod deferred;
 mod gradients;
 mod offload;
 mod op;
@@ -15,7 +14,6 @@ mod recompute;
 mod stream;
 mod tape;
 
-pub use deferred::Deferral;
 pub use gradients::{Gradients, Host, HostPlace};
 pub use offload::Offload;
 pub use op::attention::AttentionShape;

@@ -3,7 +3,6 @@
 
 use crate::TapeError;
 use crate::arena::Lease;
-use crate::deferred::Deferral;
 use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::stream::Direction;
@@ -125,9 +124,6 @@ impl<B: Backend> Tape<'_, B> {
 
     /// The backward pass leaves a block.
     pub(crate) fn leave_block(&mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
-        if self.deferral == Deferral::Block {
-            self.catch_up(gradients);
-        }
         Ok(gradients.leave_block(self.backend)?)
     }
 

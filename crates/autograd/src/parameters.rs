@@ -216,13 +216,6 @@ pub enum Matrix<B: Backend> {
 }
 
 impl<B: Backend> Matrix<B> {
-    pub(crate) fn id(&self) -> Option<ParameterId> {
-        match self {
-            Self::Frozen(_) | Self::Streamed(_) | Self::Quantized(_) => None,
-            Self::Trained(id) => Some(*id),
-        }
-    }
-
     /// Passes the slices of the matrix, or of `count` stacked matrices, to `use_it`.
     pub(crate) fn with_slices<R>(
         &self,

@@ -252,7 +252,6 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         if let Some(gradient) = inner_values[0].take() {
             tape.contribute(values, self.input.id, gradient);
         }
-        tape.deferred.append(&mut inner.deferred);
         drop(inner);
         tape.leave_block(gradients)
     }
@@ -268,7 +267,6 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         inner.arena = Rc::clone(&tape.arena);
         inner.training = tape.training;
         inner.recomputing = true;
-        inner.deferral = tape.deferral;
         if tape.policy == Policy::Selective {
             inner.kept = Kept { mode: KeptMode::Use, queue: self.kept.clone() };
         }

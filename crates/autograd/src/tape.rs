@@ -2,7 +2,6 @@
 
 use crate::TapeError;
 use crate::arena::{Arena, Lease, RowsLease};
-use crate::deferred::{Deferral, Queue};
 use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::op::balance::Collected;
@@ -103,9 +102,6 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) aside: Vec<Rc<Lease<B>>>,
     /// Whether activations wait in host memory for the backward pass of their block.
     pub(crate) activations_on_host: bool,
-    pub(crate) deferral: Deferral,
-    /// Deferred weight gradients.
-    pub(crate) deferred: Queue<'a, B>,
     /// Expert indices of all routers so far.
     pub(crate) groupings: Vec<Rc<Grouping<B>>>,
     /// Expert indices of the forward pass, reused by the routers of a recomputation.
@@ -143,8 +139,6 @@ impl<'a, B: Backend> Tape<'a, B> {
             ends: Vec::new(),
             aside: Vec::new(),
             activations_on_host: false,
-            deferral: Deferral::None,
-            deferred: Vec::new(),
             groupings: Vec::new(),
             replayed: VecDeque::new(),
             collected: None,
@@ -223,7 +217,6 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub fn backward(mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
         let mut values: Vec<Gradient<B>> = (0..self.next).map(|_| None).collect();
         self.play(&mut values, gradients)?;
-        self.catch_up(gradients);
         gradients.check_reached(self.parameters)
     }
 

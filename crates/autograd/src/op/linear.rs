@@ -295,10 +295,10 @@ fn keep_scale(probability: f64) -> f32 {
 }
 
 /// What the parameter gradients of one layer are computed from.
-pub(crate) struct LayerGradients<'a, B: Backend> {
+struct LayerGradients<'a, B: Backend> {
     layer: &'a Linear<B>,
-    x: Option<Rc<Lease<B>>>,
-    dy: Rc<Lease<B>>,
+    x: Option<&'a Rc<Lease<B>>>,
+    dy: &'a Lease<B>,
     adapter: Option<AdapterGradients<B>>,
 }
 
@@ -320,7 +320,7 @@ impl<'a, B: Backend> Saved<'a, B> {
                 AdapterGradients { adapter, saved, grad_low }
             });
             let low = adapter.as_ref().map(|adapter| (adapter.adapter, Rc::clone(&adapter.grad_low)));
-            tape.take_on(LayerGradients { layer, x: self.x.clone(), dy: Rc::clone(&dy), adapter }, gradients);
+            LayerGradients { layer, x: self.x.as_ref(), dy: &dy, adapter }.compute(tape, gradients);
             if self.needs_gradient {
                 let started = dx.is_some();
                 let mut sum = dx.take().unwrap_or_else(|| tape.take(self.length));
@@ -354,16 +354,8 @@ impl<'a, B: Backend> Saved<'a, B> {
 }
 
 impl<B: Backend> LayerGradients<'_, B> {
-    /// The trained tensors of the layer.
-    pub(crate) fn parameters(&self) -> impl Iterator<Item = ParameterId> {
-        let bias = self.layer.bias.as_ref().and_then(Vector::id);
-        let weight = self.layer.weight.id();
-        let adapter = self.adapter.as_ref().map(|adapter| [adapter.adapter.b, adapter.adapter.a]);
-        bias.into_iter().chain(weight).chain(adapter.into_iter().flatten())
-    }
-
     /// Adds to the gradients of the bias, the weight and the adapter, if trained.
-    pub(crate) fn compute(self, tape: &Tape<B>, gradients: &mut Gradients<B>) {
+    fn compute(self, tape: &Tape<B>, gradients: &mut Gradients<B>) {
         let Self { layer, x, dy, adapter } = self;
         let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
         if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
@@ -372,7 +364,7 @@ impl<B: Backend> LayerGradients<'_, B> {
         if let Matrix::Trained(id) = layer.weight {
             let segments = [0, tokens];
             let p = tape.product(&segments, layer);
-            let x = x.as_ref().expect("a trained layer's input is saved").buffer();
+            let x = x.expect("a trained layer's input is saved").buffer();
             tape.backend.run(ProductGradWeight {
                 dw: gradients.reach(tape.backend, id),
                 dy: dy.buffer(),
@@ -384,8 +376,8 @@ impl<B: Backend> LayerGradients<'_, B> {
         if let Some(AdapterGradients { adapter, saved, grad_low }) = adapter {
             let segments = [0, tokens];
             let (a, b) = (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
-            let input = saved.dropped.as_ref().or(x.as_ref()).expect("an adapter's input is saved");
-            tape.outer(gradients.reach(tape.backend, adapter.b), &saved.low, &dy, &b, row_starts);
+            let input = saved.dropped.as_ref().or(x).expect("an adapter's input is saved");
+            tape.outer(gradients.reach(tape.backend, adapter.b), &saved.low, dy, &b, row_starts);
             tape.outer(gradients.reach(tape.backend, adapter.a), &grad_low, input, &a, row_starts);
         }
     }

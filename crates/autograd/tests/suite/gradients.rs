@@ -1,9 +1,9 @@
-//! Gradients of trained tensors: none may be missing in silence, and those that wait keep their
-//! order.
+//! Gradients of trained tensors: none may be missing in silence, and moving columns does not change
+//! them.
 
 use isobit_autograd::{
-    BatchLayout, Blocks, Deferral, Frozen, Gradients, Linear, LossTargets, Matrix, Move, Norm, ParameterId, Parameters,
-    Policy, Table, Tape, TapeError, Variable, Vector,
+    BatchLayout, Blocks, Frozen, Gradients, Linear, LossTargets, Matrix, Move, ParameterId, Parameters, Policy, Table,
+    Tape, TapeError, Variable, Vector,
 };
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{SliceShape, Span};
@@ -60,12 +60,10 @@ impl Net {
     fn gradients<'a>(
         &'a self,
         inputs: &'a Inputs,
-        deferral: Deferral,
         forward: impl Fn(&mut Tape<'a, Reference>, Variable<Reference>) -> Variable<Reference>,
     ) -> Result<Gradients<Reference>, TapeError> {
         let mut gradients = Gradients::zeros(&Reference, &self.parameters);
-        let mut tape = Tape::new(&Reference, &self.parameters, &inputs.layout, PROFILE, Policy::None)
-            .defer_weight_gradients(deferral);
+        let mut tape = Tape::new(&Reference, &self.parameters, &inputs.layout, PROFILE, Policy::None);
         let x = tape.embedding(&self.table, &inputs.ids, WIDTH);
         let h = forward(&mut tape, x);
         tape.head_loss(h, &self.head, VOCABULARY, &inputs.targets);
@@ -105,56 +103,18 @@ fn missing(result: Result<Gradients<Reference>, TapeError>) -> Option<String> {
 #[test]
 fn a_trained_tensor_without_a_gradient_is_an_error() {
     let inputs = inputs();
-    for deferral in Deferral::ALL {
-        let mut net = Net::new();
-        assert_eq!(missing(net.gradients(&inputs, deferral, |tape, x| tape.linear(&x, &net.layer))), None);
-        // Computed, but the loss does not depend on it.
-        let result = net.gradients(&inputs, deferral, |tape, x| {
-            tape.linear(&x, &net.layer);
-            x
-        });
-        assert_eq!(missing(result).as_deref(), Some("weight"));
-        // Not even computed.
-        net.add("forgotten");
-        let result = net.gradients(&inputs, deferral, |tape, x| tape.linear(&x, &net.layer));
-        assert_eq!(missing(result).as_deref(), Some("forgotten"));
-    }
-}
-
-/// A layer that is used several times gets its parts in the order of the backward pass, whether
-/// they wait or not.
-#[test]
-fn a_shared_layer_keeps_the_order_of_its_parts() {
-    let (inputs, net) = (inputs(), Net::new());
-    let twice = |deferral| {
-        let result = net.gradients(&inputs, deferral, |tape, x| {
-            let y = tape.linear(&x, &net.layer);
-            let z = tape.linear(&y, &net.layer);
-            let z = tape.add(&z, &y);
-            tape.linear(&z, &net.layer)
-        });
-        let gradients = result.unwrap_or_else(|error| panic!("{error}"));
-        let bits = |id| Reference.download(gradients.get(id)).expect("numbers").into_iter().map(f32::to_bits);
-        net.parameters.iter().flat_map(|(id, _)| bits(id)).collect::<Vec<_>>()
-    };
-    let want = twice(Deferral::None);
-    assert!(want.iter().any(|bits| *bits != 0));
-    assert_eq!(twice(Deferral::Tape), want);
-    assert_eq!(twice(Deferral::Block), want);
-}
-
-/// A norm that shares its weight with a layer's bias would overtake parts that wait: that is a bug
-/// of the model, not another sum.
-#[test]
-#[should_panic(expected = "overtakes deferred parts")]
-fn nothing_overtakes_what_waits() {
-    let (inputs, net) = (inputs(), Net::new());
-    let Some(Vector::Trained(bias)) = net.layer.bias else { panic!("a trained bias") };
-    let norm = Norm { weight: Vector::Trained(bias), width: WIDTH, eps: 1e-6, zero_centred: false };
-    let _ = net.gradients(&inputs, Deferral::Tape, |tape, x| {
-        let x = tape.rms_norm(&x, &norm);
-        tape.linear(&x, &net.layer)
+    let mut net = Net::new();
+    assert_eq!(missing(net.gradients(&inputs, |tape, x| tape.linear(&x, &net.layer))), None);
+    // Computed, but the loss does not depend on it.
+    let result = net.gradients(&inputs, |tape, x| {
+        tape.linear(&x, &net.layer);
+        x
     });
+    assert_eq!(missing(result).as_deref(), Some("weight"));
+    // Not even computed.
+    net.add("forgotten");
+    let result = net.gradients(&inputs, |tape, x| tape.linear(&x, &net.layer));
+    assert_eq!(missing(result).as_deref(), Some("forgotten"));
 }
 
 /// Column `c` of a value, in groups.
@@ -171,8 +131,8 @@ fn weight_gradient(gradients: &Gradients<Reference>, net: &Net) -> Vec<f32> {
 #[test]
 fn what_is_parted_and_joined_again_has_the_same_gradient() {
     let (inputs, net) = (inputs(), Net::new());
-    let whole = net.gradients(&inputs, Deferral::None, |tape, x| tape.linear(&x, &net.layer)).expect("gradients");
-    let parted = net.gradients(&inputs, Deferral::None, |tape, x| {
+    let whole = net.gradients(&inputs, |tape, x| tape.linear(&x, &net.layer)).expect("gradients");
+    let parted = net.gradients(&inputs, |tape, x| {
         let y = tape.linear(&x, &net.layer);
         // Two groups of [1 | 3] columns.
         let parts = [per_group(2, 1, (0, 4), (0, 0, 1)), per_group(2, 3, (1, 4), (1, 0, 3))];
@@ -193,7 +153,7 @@ fn what_is_parted_and_joined_again_has_the_same_gradient() {
 #[test]
 fn one_block_for_all_groups_gets_the_sum_of_their_gradients() {
     let (inputs, net) = (inputs(), Net::new());
-    let copied = net.gradients(&inputs, Deferral::None, |tape, x| {
+    let copied = net.gradients(&inputs, |tape, x| {
         let y = tape.linear(&x, &net.layer);
         let moves = [per_group(4, 2, (0, 0), (0, 0, 2)), Move::cut(2, 6, 1)];
         let [shared, _unused] = tape.rearrange(&[&y], [WIDTH, 6], &moves);
@@ -204,7 +164,7 @@ fn one_block_for_all_groups_gets_the_sum_of_their_gradients() {
     let shape = SliceShape { rows: WIDTH, width: WIDTH, profile: PROFILE };
     let weight = Matrix::Frozen(sliced_weight(&Reference, StoredMatrix::F32(&ones), 1, shape));
     let copy = Linear { outputs: WIDTH, inputs: WIDTH, weight, bias: None, adapter: None };
-    let multiplied = net.gradients(&inputs, Deferral::None, |tape, x| {
+    let multiplied = net.gradients(&inputs, |tape, x| {
         let y = tape.linear(&x, &net.layer);
         tape.linear(&y, &copy)
     });

@@ -9,7 +9,6 @@ mod data;
 mod data_parquet;
 mod data_templates;
 mod data_turns;
-mod deferred;
 mod drift;
 mod emulated;
 mod experts;
