@@ -43,6 +43,10 @@ static struct {
     int (*to_host_later)(void *, address, size_t, void *);
     int (*lock_pages)(void *, size_t, uint);
     int (*unlock_pages)(void *);
+    int (*create_event)(void **, uint);
+    int (*destroy_event)(void *);
+    int (*record_event)(void *, void *);
+    int (*wait_for_event)(void *);
     int (*fill)(address, unsigned char, size_t, void *);
     int (*load)(void **, const void *);
     int (*unload)(void *);
@@ -89,6 +93,10 @@ static void open_cuda(void) {
         && find(library, "cuMemcpyDtoHAsync_v2", &cuda.to_host_later)
         && find(library, "cuMemHostRegister_v2", &cuda.lock_pages)
         && find(library, "cuMemHostUnregister", &cuda.unlock_pages)
+        && find(library, "cuEventCreate", &cuda.create_event)
+        && find(library, "cuEventDestroy_v2", &cuda.destroy_event)
+        && find(library, "cuEventRecord", &cuda.record_event)
+        && find(library, "cuEventSynchronize", &cuda.wait_for_event)
         && find(library, "cuMemsetD8Async", &cuda.fill) && find(library, "cuModuleLoadData", &cuda.load)
         && find(library, "cuModuleUnload", &cuda.unload) && find(library, "cuModuleGetFunction", &cuda.function)
         && find(library, "cuLaunchKernel", &cuda.launch) && find(library, "cuGetErrorName", &cuda.error_name)
@@ -242,6 +250,23 @@ int hipHostRegister(void *host, size_t bytes, uint flags) {
 
 int hipHostUnregister(void *host) {
     return has_cuda() ? cuda.unlock_pages(host) : NO_DEVICE;
+}
+
+// Both number the flag that turns timing off alike.
+int hipEventCreateWithFlags(void **event, uint flags) {
+    return has_cuda() ? cuda.create_event(event, flags) : NO_DEVICE;
+}
+
+int hipEventDestroy(void *event) {
+    return has_cuda() ? cuda.destroy_event(event) : NO_DEVICE;
+}
+
+int hipEventRecord(void *event, void *stream) {
+    return has_cuda() ? cuda.record_event(event, stream) : NO_DEVICE;
+}
+
+int hipEventSynchronize(void *event) {
+    return has_cuda() ? cuda.wait_for_event(event) : NO_DEVICE;
 }
 
 int hipMemsetAsync(void *to, int value, size_t bytes, void *stream) {

@@ -16,7 +16,7 @@ use isobit_models::{Config, Part, Trained, WeightSource};
 use isobit_training::config::Run;
 use isobit_training::plan::{MemoryPlan, PeakOfUpdate, PlannedStage, TOKENS_MAX, longest_rows, stage_memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
-use isobit_training::stages::StageDevice;
+use isobit_training::stages::{StageDevice, parcels};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
 use std::collections::{BTreeMap, BTreeSet};
@@ -215,11 +215,12 @@ pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitF
     Ok(SplitFit { split: Split { devices, parts }, stages, pools, bytes_transfer, names, is_here, is_estimate })
 }
 
-/// Every link holds a message for each device of the list at most, in each direction; after them a
-/// trained table that is both embedding and head travels as a whole.
+/// The parcels of all links, whose pages the drivers of cards lock; after them a trained table that
+/// is both embedding and head travels as a whole.
 fn transfer(run: &Run, model: &Config, tokens: u64, devices: usize) -> u64 {
     let number = (model.hidden * size_of::<f32>()) as u64;
-    let messages = (tokens * number).saturating_mul(2 * (devices * (devices - 1)) as u64);
+    let tokens = tokens.max(fits::evaluated(run) as u64 * u64::from(run.training.max_seq_length));
+    let messages = (tokens * number).saturating_mul((1..devices).map(parcels).sum::<usize>() as u64);
     let is_copied = model.tied && trained(run) == Trained::Full;
     messages.saturating_add(if is_copied { model.vocabulary as u64 * number } else { 0 })
 }

@@ -9,6 +9,7 @@ use crate::gpu::PendingRead;
 use crate::host::HostOps;
 use crate::op::digest::{self, AnyBuffer, DigestSums};
 use crate::op::{self, AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Op, Product, QuantizedShape, SliceShape};
+use crate::parcel::Parcel;
 use crate::reference::ReferenceMemory;
 use half::{bf16, f16};
 use isobit_numerics::digest::Digest;
@@ -184,6 +185,19 @@ pub trait Device {
         device: &<Self::Memory as Memory>::Buffer<T>,
     ) -> Result<Vec<T>, DeviceFailure> {
         self.download(device)
+    }
+
+    /// Copies a buffer into a parcel of the same length, for another device; does not wait where it
+    /// can lock pages. A failure of the device shows at the latest where the parcel arrives.
+    fn pack(&self, parcel: &mut Parcel, device: &F32<Self::Memory>) -> Result<(), DeviceFailure> {
+        parcel.numbers_mut()?.copy_from_slice(&self.download(device)?);
+        Ok(())
+    }
+    /// Overwrites a buffer with what another device has packed; does not wait for its own copy
+    /// where it can lock pages.
+    fn unpack(&self, device: &mut F32<Self::Memory>, parcel: &mut Parcel) -> Result<(), DeviceFailure> {
+        self.overwrite(device, parcel.numbers()?);
+        Ok(())
     }
 
     /// Zeros in host memory.

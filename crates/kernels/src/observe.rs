@@ -6,11 +6,12 @@
 
 use crate::HostOps;
 use crate::backend::{
-    Arriving, BegunDownload, Bytes, Checked, Device, DeviceFailure, Expected, HostBuffer, Memory, Run, Scratch,
+    Arriving, BegunDownload, Bytes, Checked, Device, DeviceFailure, Expected, F32, HostBuffer, Memory, Run, Scratch,
     Workspaces,
 };
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
+use crate::parcel::Parcel;
 use std::rc::Rc;
 
 /// One call of an op.
@@ -91,6 +92,14 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
         device: &<D::Memory as Memory>::Buffer<T>,
     ) -> Result<Vec<T>, DeviceFailure> {
         self.inner.finish_download(begun, device)
+    }
+
+    fn pack(&self, parcel: &mut Parcel, device: &F32<D::Memory>) -> Result<(), DeviceFailure> {
+        self.inner.pack(parcel, device)
+    }
+
+    fn unpack(&self, device: &mut F32<D::Memory>, parcel: &mut Parcel) -> Result<(), DeviceFailure> {
+        self.inner.unpack(device, parcel)
     }
 
     fn host_zeros<T: Element>(&self, length: usize) -> HostBuffer<D::Memory, T> {

@@ -145,6 +145,25 @@ int hipHostUnregister(void *host) {
     return 0;
 }
 
+int hipEventCreateWithFlags(void **event, unsigned flags) {
+    *event = malloc(1);
+    return fails("hipEventCreateWithFlags") || flags != 2 ? 1 : 0;
+}
+
+int hipEventRecord(void *event, void *stream) {
+    return event == NULL || stream != NULL || fails("hipEventRecord") ? 1 : 0;
+}
+
+int hipEventSynchronize(void *event) {
+    note("wait");
+    return event == NULL || fails("hipEventSynchronize") ? 719 : 0;
+}
+
+int hipEventDestroy(void *event) {
+    free(event);
+    return 0;
+}
+
 int hipMemsetAsync(void *to, int value, size_t bytes, void *stream) {
     (void)stream;
     fails("hipMemsetAsync");

@@ -59,6 +59,7 @@ use crate::HostOps;
 use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
 use crate::buffer::{self, Buffer, Element};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
+use crate::parcel::Parcel;
 use pool::{Pool, THREADS_MAX, TooFewThreads};
 use std::rc::Rc;
 
@@ -149,6 +150,16 @@ impl Device for Cpu {
 
     fn download<T: Element>(&self, device: &Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
         Ok(device.to_vec())
+    }
+
+    fn pack(&self, parcel: &mut Parcel, device: &Buffer<f32>) -> Result<(), DeviceFailure> {
+        parcel.numbers_mut()?.copy_from_slice(device);
+        Ok(())
+    }
+
+    fn unpack(&self, device: &mut Buffer<f32>, parcel: &mut Parcel) -> Result<(), DeviceFailure> {
+        device.copy_from_slice(parcel.numbers()?);
+        Ok(())
     }
 
     fn host_zeros<T: Element>(&self, length: usize) -> Buffer<T> {

@@ -9,6 +9,7 @@ mod compiler;
 mod context;
 mod cubin;
 mod free_memory;
+mod mark;
 mod pages;
 mod programs;
 mod ranges;
@@ -19,7 +20,7 @@ pub use compile_only::{CompileOnly, CompiledKernel, CompiledProgram};
 use super::devices::Listing;
 use super::library::{functions, open};
 use super::runtime::{
-    Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, LockedCopy, PageLock, Runtime, Source,
+    Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, LockedCopy, Mark, PageLock, Runtime, Source,
 };
 use compiler::{Compiler, command_line};
 use context::Context;
@@ -399,6 +400,15 @@ impl Runtime for Cuda {
         let driver = self.driver()?;
         // SAFETY: the context was made current just now.
         unsafe { self.ahead.borrow_mut().arrive(driver, memory) }
+    }
+
+    fn mark(&self) -> Answer<Option<Box<dyn Mark>>> {
+        let event = self.driver()?.event()?;
+        // SAFETY: an event of this context, made for the mark alone.
+        let mark = unsafe { mark::Recorded::new(&self.functions, &self.context, event) };
+        // SAFETY: an event of this context, which is current.
+        self.functions.check("cuEventRecord", unsafe { (self.functions.record_event)(event, STREAM) })?;
+        Ok(Some(Box::new(mark)))
     }
 
     fn finish(&self) -> Answer<()> {

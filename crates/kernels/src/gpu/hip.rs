@@ -8,6 +8,7 @@ mod child;
 mod compiler;
 mod library;
 mod listing;
+mod mark;
 mod memory;
 mod pages;
 mod process;
@@ -25,7 +26,7 @@ pub use system::{AccessProblem, access_problem};
 pub use target::{architecture_of_version, has_mfma};
 
 use super::devices::{Listing, no_such};
-use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, PageLock, Runtime};
+use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, Mark, PageLock, Runtime};
 use compiler::Program;
 use library::{Functions, Object};
 use memory::Freed;
@@ -220,6 +221,12 @@ impl Runtime for Hip {
         // SAFETY: memory on this device and locked pages with as many bytes, which nobody uses
         // until the copy is done (the caller's promise).
         functions.check("hipMemcpyAsync", unsafe { (functions.copy_later)(to, from, bytes, kind, STREAM) })
+    }
+
+    fn mark(&self) -> Answer<Option<Box<dyn Mark>>> {
+        // SAFETY: the device is made current here.
+        let mark = unsafe { mark::Recorded::new(self.functions()?, self.device)? };
+        Ok(Some(Box::new(mark)))
     }
 
     fn finish(&self) -> Answer<()> {

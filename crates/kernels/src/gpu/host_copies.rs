@@ -6,6 +6,8 @@ use super::memory::GpuBuffer;
 use super::runtime::{Handle, LockedCopy, PageLock};
 use crate::backend::{Arriving, DeviceFailure, Length};
 use crate::buffer::{Buffer, Element};
+use crate::float_state;
+use crate::parcel::Parcel;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Pages of the host that a device's runtime knows; dropped after the copies, it forgets them.
@@ -88,6 +90,58 @@ impl Gpu {
             self.write(&mut device, host);
         }
         Arriving::new(device)
+    }
+
+    /// Begins a copy between memory and a parcel, whose pages are locked once for all devices of a
+    /// runtime; false if they cannot be locked. Locked by another runtime they are ordinary pages
+    /// to this one, and its copy may wait.
+    fn copy_parcel(
+        &self,
+        parcel: &mut Parcel,
+        device: &GpuBuffer<f32>,
+        copy: impl FnOnce(*mut u8, Handle) -> LockedCopy,
+    ) -> Result<bool, DeviceFailure> {
+        assert_eq!(device.len(), parcel.len(), "as many numbers as the parcel has");
+        self.device.check()?;
+        let Some(handle) = device.handle() else { return Ok(false) };
+        // SAFETY: the pages are the parcel's, which drops the lock before them.
+        let lock = |pages, bytes| unsafe { self.device.runtime.lock_pages(pages, bytes) };
+        let Some((_, pages)) = parcel.memory()?.locked(lock) else { return Ok(false) };
+        // SAFETY: the pages are locked and have room for as many bytes. The parcel is borrowed
+        // exclusively, and waits for the mark before it hands out its numbers or is dropped.
+        let begun = self.device.attempt(|runtime| unsafe { runtime.copy_locked(copy(pages, handle), device.bytes()) });
+        let marked = begun.and_then(|()| self.device.attempt(|runtime| runtime.mark())).flatten();
+        if let Some(mark) = marked {
+            parcel.set_copying(mark, self.device.runtime.name());
+        } else {
+            // Without a mark the copy is over when everything is, also if it failed.
+            let finished = self.device.runtime.finish();
+            float_state::restore();
+            self.device.attempt(|_| finished);
+        }
+        Ok(true)
+    }
+
+    /// Copies to a parcel.
+    pub(super) fn copy_to_parcel(&self, parcel: &mut Parcel, device: &GpuBuffer<f32>) -> Result<(), DeviceFailure> {
+        if self.copy_parcel(parcel, device, LockedCopy::ToHost)? {
+            self.device.check()
+        } else {
+            self.read_into(parcel.numbers_mut()?, device)
+        }
+    }
+
+    /// Copies from a parcel.
+    pub(super) fn copy_from_parcel(
+        &self,
+        device: &mut GpuBuffer<f32>,
+        parcel: &mut Parcel,
+    ) -> Result<(), DeviceFailure> {
+        let copy = |pages: *mut u8, handle| LockedCopy::ToDevice(pages.cast_const(), handle);
+        if !self.copy_parcel(parcel, device, copy)? {
+            self.write(device, parcel.numbers()?);
+        }
+        Ok(())
     }
 
     pub(super) fn wait_for<T: Element>(&self, arriving: Arriving<GpuBuffer<T>>) -> GpuBuffer<T> {

@@ -36,6 +36,8 @@ pub mod hip;
 mod hopper;
 mod host_copies;
 mod l2_norm;
+#[cfg(test)]
+mod late;
 mod library;
 mod linear;
 mod low_rank;
@@ -70,6 +72,7 @@ pub use memory::{GpuBuffer, MemoryLimit, OverLimit};
 pub use opencl::{EXACT_DIVISION_OPTION, OPTIONS as OPENCL_OPTIONS};
 pub use product4::{HostQuantizedWeight, QuantizedWeight};
 pub use program::{HEADER_NAMES, source_line};
+pub use runtime::Mark;
 pub use slices::{SlicedRows, SlicedWeight};
 
 use crate::HostOps;
@@ -77,6 +80,7 @@ use crate::backend::{Arriving, BegunDownload, Device, DeviceFailure, Expected, M
 use crate::buffer::{self, Buffer, Element};
 use crate::cpu::{Cpu, CpuMemory, Path};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
+use crate::parcel::Parcel;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -163,6 +167,14 @@ impl Device for Gpu {
 
     fn overwrite<T: Element>(&self, device: &mut GpuBuffer<T>, host: &[T]) {
         self.write(device, host);
+    }
+
+    fn pack(&self, parcel: &mut Parcel, device: &GpuBuffer<f32>) -> Result<(), DeviceFailure> {
+        self.copy_to_parcel(parcel, device)
+    }
+
+    fn unpack(&self, device: &mut GpuBuffer<f32>, parcel: &mut Parcel) -> Result<(), DeviceFailure> {
+        self.copy_from_parcel(device, parcel)
     }
 
     fn host_zeros<T: Element>(&self, length: usize) -> Buffer<T> {

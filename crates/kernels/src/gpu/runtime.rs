@@ -59,6 +59,13 @@ pub enum LockedCopy {
     ToHost(*mut u8, Handle),
 }
 
+/// A point in the commands of a device for which any thread can wait, also one that has not opened
+/// the device.
+pub trait Mark: Send + Sync {
+    /// Waits for the commands before it, and for none after it.
+    fn wait(&self) -> Answer<()>;
+}
+
 /// Commands are executed in call order. The caller has checked the sizes.
 pub trait Runtime {
     /// For messages: `opencl:0 (name)`.
@@ -82,7 +89,8 @@ pub trait Runtime {
     }
     /// A read that was begun is of no more use, finished or not.
     fn release_read(&self, _number: usize) {}
-    /// Locks pages of the host for copies that it does not wait for. None if the runtime cannot.
+    /// Locks pages of the host for copies that it does not wait for, of all devices of this
+    /// runtime. None if the runtime cannot.
     ///
     /// # Safety
     /// The pages stay where they are until the lock is dropped.
@@ -100,6 +108,10 @@ pub trait Runtime {
     /// Later commands wait for the [`LockedCopy::Ahead`] to this memory.
     fn arrive(&self, _memory: Handle) -> Answer<()> {
         Ok(())
+    }
+    /// Marks the end of the commands so far. None if only `finish` can wait for them.
+    fn mark(&self) -> Answer<Option<Box<dyn Mark>>> {
+        Ok(None)
     }
     fn finish(&self) -> Answer<()>;
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled>;

@@ -1,14 +1,14 @@
 //! A stage without its neighbours, for `plan`: zeros enter it from both sides. It runs the schedule
 //! of the real stage, so it holds what that holds.
 
-use super::link::{Backward, Forward, Links};
+use super::link::{Backward, End, Forward, Links, Shelf};
 use super::schedule::{self, Group};
 use crate::engine::{Engine, Stored};
 use crate::row::Row;
 use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
 use crate::trainer::{Trainer, micro_batches};
 use isobit_autograd::Gradients;
-use isobit_kernels::Backend;
+use isobit_kernels::{Backend, Parcel};
 use isobit_models::TrainedTensor;
 use isobit_models::config::MlpKind;
 use isobit_numerics::slices::Profile;
@@ -38,7 +38,7 @@ impl<B: Backend> Alone<B> {
             MlpKind::Dense { .. } => None,
         });
         let tokens = |rows: &[&Row]| rows.iter().map(|row| row.tokens().len()).sum::<usize>();
-        let zeros = |micro: &Range<usize>| vec![0.0; tokens(&rows[micro.clone()]) * config.hidden];
+        let zeros = |micro: &Range<usize>| Parcel::new(tokens(&rows[micro.clone()]) * config.hidden);
         let full = "as many places as messages";
         if !self.trainer.model.part.is_first() {
             let (send, receive) = sync_channel(micro.len());
@@ -48,7 +48,7 @@ impl<B: Backend> Alone<B> {
                 let message = Forward { at, values: zeros(micro), needs_gradient, balance: None };
                 send.try_send(message).expect(full);
             }
-            (links.before, ends.0) = (Some((receive, back)), Some(end));
+            (links.before, ends.0) = (Some(End { receive, send: back, shelf: Shelf::default() }), Some(end));
         }
         if !self.trainer.model.part.is_last() {
             let (send, end) = sync_channel(micro.len());
@@ -57,7 +57,7 @@ impl<B: Backend> Alone<B> {
                 let share = config.balance.and(experts).map(|experts| vec![0.0; micro.len() * experts]);
                 back.try_send(Backward { at, values: zeros(micro), share }).expect(full);
             }
-            (links.after, ends.1) = (Some((send, receive)), Some(end));
+            (links.after, ends.1) = (Some(End { receive, send, shelf: Shelf::default() }), Some(end));
         }
         (links, ends)
     }

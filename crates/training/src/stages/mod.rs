@@ -11,6 +11,7 @@ mod schedule;
 mod stage;
 
 pub(crate) use alone::Alone;
+pub use link::parcels;
 pub use stage::Stage;
 
 use crate::engine::{Engine, Stored};
@@ -26,7 +27,7 @@ use isobit_models::build::{Settings, no_adapter};
 use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource};
 use isobit_numerics::slices::Profile;
 use isobit_proof::chain::TensorDigests;
-use link::Links;
+use link::{Links, Shelf};
 use schedule::Stop;
 use stage::{Answer, Command, Reply, SharedGroup, Slot};
 use std::any::Any;
@@ -65,6 +66,8 @@ pub struct Stages {
     tensors: Vec<TrainedTensor>,
     /// The stage of every tensor, and its number there.
     places: Vec<(usize, usize)>,
+    /// Parcels of the links between neighbours.
+    shelves: Vec<Shelf>,
     /// Whether the head of the last stage is a copy of the table of the first.
     tied: bool,
     next: Cell<Slot>,
@@ -134,7 +137,9 @@ impl Stages {
             return Err(no_adapter().into());
         }
         let tied = model.config.tied && settings.trained == Trained::Full && handles.len() > 1;
-        Ok(Self { handles, commands: Rc::new(commands), tensors, places, tied, next: Cell::new(0) })
+        let shelves = (1..handles.len()).map(|_| Shelf::default()).collect();
+        let commands = Rc::new(commands);
+        Ok(Self { handles, commands, tensors, places, shelves, tied, next: Cell::new(0) })
     }
 
     fn new_gradients(&self) -> StageGradients {
@@ -254,7 +259,7 @@ impl Engine for Stages {
         };
         // A stage with a backward pass is at most so many micro-batches ahead; one in front of
         // everything that is trained waits for a place in its link.
-        let mut links = Links::chain(self.handles.len(), self.handles.len()).into_iter();
+        let mut links = Links::chain(&self.shelves).into_iter();
         let mut answers = self.ask_all(|_| Command::Group {
             slot: gradients.slot,
             group: group.clone(),
@@ -364,7 +369,7 @@ impl Engine for Stages {
     ) -> Result<Evaluated, StepError> {
         let first_row = range.start;
         let rows: Arc<Vec<Row>> = Arc::new(rows[range].iter().map(|row| (*row).clone()).collect());
-        let mut links = Links::chain(self.handles.len(), 1).into_iter();
+        let mut links = Links::chain(&self.shelves).into_iter();
         let mut answers = self.ask_all(|_| Command::Evaluate {
             rows: Arc::clone(&rows),
             first_row,

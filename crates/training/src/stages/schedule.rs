@@ -4,13 +4,13 @@
 //! at most `n + 1` micro-batches. Backward passes come in the order of the micro-batches: every
 //! gradient is the sum that a single device forms.
 
-use super::link::{Backward, Forward, Links};
+use super::link::{Backward, Forward, Links, Shelf};
 use crate::batch::{Batch, BatchPosition};
 use crate::row::Row;
 use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
 use crate::trainer::{Trainer, check_losses, hits, micro_batches};
 use isobit_autograd::{Balance, Gradients, Tape, TapeError};
-use isobit_kernels::{Backend, DeviceFailure};
+use isobit_kernels::{Backend, DeviceFailure, Parcel};
 use isobit_numerics::slices::Profile;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -112,12 +112,14 @@ impl<'a, B: Backend> Schedule<'a, B> {
         }
         let (x, before) = match receive(self.links, at)? {
             None => (model.embed(&mut tape, &batch.ids), None),
-            Some(Forward { values, needs_gradient, balance, .. }) => {
-                (tape.enter(&values, model.config.hidden, needs_gradient), balance)
+            Some((Forward { mut values, needs_gradient, balance, .. }, shelf)) => {
+                let x = tape.enter(&mut values, model.config.hidden, needs_gradient)?;
+                shelf.put_back(values);
+                (x, balance)
             }
         };
         let x = model.forward(&mut tape, x)?;
-        let Some((send, _)) = &self.links.after else {
+        let Some(after) = &self.links.after else {
             let output = model.head_loss(&mut tape, &x, &batch.targets);
             drop(x);
             let of_tokens = backend.download(&output.loss)?;
@@ -128,37 +130,48 @@ impl<'a, B: Backend> Schedule<'a, B> {
             return Ok(Some(InFlight { at, tape, share }));
         };
         let balance = tape.balance_sums(before)?;
-        let (values, needs_gradient) = tape.leave(&x)?;
+        let mut values = after.shelf.take(batch.layout.tokens * model.config.hidden);
+        let needs_gradient = tape.leave(&x, &mut values)?;
         drop(x);
-        send.send(Forward { at, values, needs_gradient, balance }).map_err(|_| Stop::Neighbour)?;
+        after.send(Forward { at, values, needs_gradient, balance })?;
         Ok(needs_gradient.then_some(InFlight { at, tape, share: None }))
     }
 
     fn backward(&mut self, in_flight: Option<InFlight<'a, B>>) -> Result<(), Stop> {
         let Some(InFlight { at, mut tape, mut share }) = in_flight else { return Ok(()) };
         let mut gradient = None;
-        if let Some((_, receive)) = &self.links.after {
-            let message = receive.recv().map_err(|_| Stop::Neighbour)?;
+        if let Some(after) = &self.links.after {
+            let message = after.receive()?;
             assert_eq!(message.at, at, "gradients come in the order of the micro-batches");
             (gradient, share) = (Some(message.values), message.share);
         }
         if let Some(share) = &share {
             tape.set_balance_share(share);
         }
-        let entered = tape.backward_part(gradient.as_deref(), &mut self.gradients)?;
-        if let (Some(values), Some((_, send))) = (entered, &self.links.before) {
-            send.send(Backward { at, values, share }).map_err(|_| Stop::Neighbour)?;
+        let Links { before, after } = self.links;
+        let parcel = |length| {
+            let shelf = before.as_ref().map(|before| &before.shelf);
+            shelf.map_or_else(|| Parcel::new(length), |shelf| shelf.take(length))
+        };
+        let done = |parcel| {
+            if let Some(after) = after {
+                after.shelf.put_back(parcel);
+            }
+        };
+        let entered = tape.backward_part(gradient, &mut self.gradients, parcel, done)?;
+        if let (Some(values), Some(before)) = (entered, before) {
+            before.send(Backward { at, values, share })?;
         }
         Ok(())
     }
 }
 
-/// The activations of micro-batch `at`; None in the first stage.
-fn receive(links: &Links, at: usize) -> Result<Option<Forward>, Stop> {
-    let Some((receive, _)) = &links.before else { return Ok(None) };
-    let message = receive.recv().map_err(|_| Stop::Neighbour)?;
+/// The activations of micro-batch `at`, and where their parcel goes then; None in the first stage.
+fn receive(links: &Links, at: usize) -> Result<Option<(Forward, &Shelf)>, Stop> {
+    let Some(before) = &links.before else { return Ok(None) };
+    let message = before.receive()?;
     assert_eq!(message.at, at, "activations come in the order of the micro-batches");
-    Ok(Some(message))
+    Ok(Some((message, &before.shelf)))
 }
 
 /// Losses and hits of rows, in the last stage; the others only pass activations on.
@@ -177,13 +190,18 @@ pub(crate) fn evaluate<B: Backend>(
         let mut tape = Tape::inference(backend, parameters, &batch.layout, profile).with_buffers_of(memory);
         let x = match receive(links, at)? {
             None => model.embed(&mut tape, &batch.ids),
-            Some(message) => tape.enter(&message.values, model.config.hidden, false),
+            Some((Forward { mut values, .. }, shelf)) => {
+                let x = tape.enter(&mut values, model.config.hidden, false)?;
+                shelf.put_back(values);
+                x
+            }
         };
         let x = model.forward(&mut tape, x)?;
-        if let Some((send, _)) = &links.after {
-            let (values, needs_gradient) = tape.leave(&x)?;
+        if let Some(after) = &links.after {
+            let mut values = after.shelf.take(batch.layout.tokens * model.config.hidden);
+            let needs_gradient = tape.leave(&x, &mut values)?;
             drop(x);
-            send.send(Forward { at, values, needs_gradient, balance: None }).map_err(|_| Stop::Neighbour)?;
+            after.send(Forward { at, values, needs_gradient, balance: None })?;
             continue;
         }
         let output = model.head_loss(&mut tape, &x, &batch.targets);

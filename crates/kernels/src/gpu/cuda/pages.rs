@@ -32,10 +32,11 @@ pub(super) unsafe fn lock(
     host: *mut u8,
     bytes: usize,
 ) -> Option<Box<dyn PageLock>> {
-    const DEFAULT: u32 = 0;
+    /// For all contexts: two cards exchange parcels.
+    const PORTABLE: u32 = 1;
     let host = host.cast::<c_void>();
     // SAFETY: mapped memory of this process, which stays (the caller's promise).
-    let status = unsafe { (driver.lock_pages)(host, bytes, DEFAULT) };
+    let status = unsafe { (driver.lock_pages)(host, bytes, PORTABLE) };
     let registered = || Registered { driver: Arc::clone(driver), context: Arc::clone(context), host };
     (status == 0).then(|| LockedPages::boxed(registered()))
 }

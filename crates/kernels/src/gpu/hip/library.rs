@@ -33,6 +33,10 @@ functions!(Symbols {
     copy_later = c"hipMemcpyAsync" (*mut c_void, *const c_void, usize, c_int, Object) -> Status;
     lock_pages = c"hipHostRegister" (*mut c_void, usize, u32) -> Status;
     unlock_pages = c"hipHostUnregister" (*mut c_void) -> Status;
+    create_event = c"hipEventCreateWithFlags" (*mut Object, u32) -> Status;
+    destroy_event = c"hipEventDestroy" (Object) -> Status;
+    record_event = c"hipEventRecord" (Object, Object) -> Status;
+    wait_for_event = c"hipEventSynchronize" (Object) -> Status;
     fill = c"hipMemsetAsync" (*mut c_void, c_int, usize, Object) -> Status;
     load_module = c"hipModuleLoadData" (*mut Object, *const c_void) -> Status;
     unload_module = c"hipModuleUnload" (Object) -> Status;

@@ -29,11 +29,12 @@ pub(super) unsafe fn lock(
     host: *mut u8,
     bytes: usize,
 ) -> Option<Box<dyn PageLock>> {
-    const DEFAULT: u32 = 0;
+    /// For all devices: two cards exchange parcels.
+    const PORTABLE: u32 = 1;
     let host = host.cast::<c_void>();
     let (set_device, synchronize) = (functions.set_device, functions.synchronize);
     // SAFETY: mapped memory of this process, which stays (the caller's promise).
-    let status = unsafe { (functions.lock_pages)(host, bytes, DEFAULT) };
+    let status = unsafe { (functions.lock_pages)(host, bytes, PORTABLE) };
     let registered = || Registered { device, host, set_device, synchronize, unlock: functions.unlock_pages };
     (status == 0).then(|| LockedPages::boxed(registered()))
 }
