@@ -62,6 +62,50 @@ pub fn elements_of<T: Element>(bytes: &[u8]) -> Option<&[T]> {
     (before.is_empty() && after.is_empty()).then_some(elements)
 }
 
+/// Elements as they lie in memory.
+pub fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: elements are plain bytes without padding (`Element`); length and lifetime are those
+    // of the slice.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_of_val(elements)) }
+}
+
+/// An empty vector with room for `length` elements. A large one is in huge pages where the system
+/// has them: filling fresh memory otherwise costs several times as much as copying it.
+pub fn room<T: Element>(length: usize) -> Vec<T> {
+    let room = Vec::with_capacity(length);
+    prefer_huge_pages(&room);
+    room
+}
+
+/// [`room`], or None if there is no memory for it.
+pub fn try_room<T: Element>(length: usize) -> Option<Vec<T>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(length).ok()?;
+    prefer_huge_pages(&room);
+    Some(room)
+}
+
+/// A copy in a vector of its own.
+pub fn copied<T: Element>(elements: &[T]) -> Vec<T> {
+    let mut copy = room(elements.len());
+    copy.extend_from_slice(elements);
+    copy
+}
+
+/// Only advice: without huge pages the memory works the same, but slower.
+fn prefer_huge_pages<T: Element>(room: &Vec<T>) {
+    #[cfg(target_os = "linux")]
+    if room.capacity() * size_of::<T>() >= LARGE {
+        const PAGE: usize = 4096;
+        let start = room.as_ptr().addr().next_multiple_of(PAGE);
+        let end = (room.as_ptr().addr() + room.capacity() * size_of::<T>()) / PAGE * PAGE;
+        // SAFETY: whole pages inside memory of this process; the advice changes no content.
+        unsafe { libc::madvise(std::ptr::without_provenance_mut(start), end - start, libc::MADV_HUGEPAGE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = room;
+}
+
 const ALIGNMENT: usize = 64;
 const ALIGNMENT_NOT_ZERO: std::num::NonZero<usize> = std::num::NonZero::new(ALIGNMENT).expect("not zero");
 

@@ -4,6 +4,7 @@
 use super::CpuMemory;
 use super::path::multiversion;
 use crate::backend::{Checked, Run};
+use crate::buffer::bytes_of;
 use crate::op::digest::{SUM_WORDS, words};
 use crate::op::{AnyBuffer, DigestSums};
 use crate::{Buffer, Cpu, Element};
@@ -54,9 +55,7 @@ fn parts<'a>(starts: &'a [usize], range: &Range<usize>) -> impl Iterator<Item = 
 fn memory<'a>(x: &AnyBuffer<'a, CpuMemory>) -> &'a [u8] {
     fn bytes<T: Element>(x: &[T]) -> &[u8] {
         const { assert!(cfg!(target_endian = "little"), "memory is digested as it lies") };
-        // SAFETY: elements are plain bytes without padding; length and lifetime are those of the
-        // slice.
-        unsafe { std::slice::from_raw_parts(x.as_ptr().cast::<u8>(), size_of_val(x)) }
+        bytes_of(x)
     }
     match *x {
         AnyBuffer::F32(x) => bytes(x),

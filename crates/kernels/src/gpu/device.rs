@@ -7,7 +7,7 @@ use super::program::{Build, Program};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Runtime, Source, failure};
 use super::{GpuMemory, cuda, hip, opencl, probe};
 use crate::backend::{Device as _, DeviceFailure, Scratch};
-use crate::buffer::Element;
+use crate::buffer::{self, Element};
 use crate::float_state;
 use crate::op::{TOKEN_BLOCK, token_blocks};
 use isobit_numerics::slices::Profile;
@@ -344,7 +344,8 @@ impl Gpu {
     }
 
     pub(super) fn read<T: Element>(&self, buffer: &GpuBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
-        let mut host = vec![T::default(); buffer.len()];
+        let mut host = buffer::room(buffer.len());
+        host.resize(buffer.len(), T::default());
         self.read_into(&mut host, buffer).map(|()| host)
     }
 
@@ -352,9 +353,7 @@ impl Gpu {
     pub(super) fn write<T: Element>(&self, buffer: &mut GpuBuffer<T>, host: &[T]) {
         assert_eq!(buffer.len(), host.len(), "as many numbers as the buffer has");
         if let Some(handle) = buffer.handle().filter(|_| !host.is_empty()) {
-            // SAFETY: elements are plain bytes without padding.
-            let bytes = unsafe { std::slice::from_raw_parts(host.as_ptr().cast::<u8>(), size_of_val(host)) };
-            self.device.attempt(|runtime| runtime.write(handle, bytes));
+            self.device.attempt(|runtime| runtime.write(handle, buffer::bytes_of(host)));
         }
     }
 

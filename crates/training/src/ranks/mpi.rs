@@ -8,6 +8,7 @@ use super::{Channel, Message, Neighbours, World, WorldError};
 use ::mpi::ffi::{self, MPI_Request, MPI_Status};
 use ::mpi::traits::{Communicator, CommunicatorCollectives};
 use ::mpi::{Threading, initialize_with_threading};
+use isobit_kernels::buffer::try_room;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -314,11 +315,10 @@ impl Link {
         };
         checked(code, from as usize)?;
         let length = u64::from_le_bytes(length);
-        let mut bytes = Vec::new();
-        if length > MESSAGE_BYTES_MAX || bytes.try_reserve_exact(length as usize).is_err() {
+        let Some(mut bytes) = try_room(length as usize).filter(|_| length <= MESSAGE_BYTES_MAX) else {
             let why = format!("it sends {length} bytes at once, more than there is memory for");
             return Err(WorldError::Gone { rank: from as usize, why });
-        }
+        };
         bytes.resize(length as usize, 0);
         let mut requests = Vec::new();
         for piece in bytes.chunks_mut(PIECE_BYTES) {

@@ -14,9 +14,11 @@ use crate::groups::{Groups, middle};
 use crate::prepare::RunError;
 use crate::row::Row;
 use crate::step::{Losses, StepError, StepReport, StepSettings, Update};
+use isobit_kernels::buffer::copied;
 use isobit_kernels::float_state;
 use isobit_numerics::adamw::AdamW;
 use isobit_proof::chain::TensorDigests;
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -122,11 +124,15 @@ fn apply<E: Engine>(
 
 /// Passes the new weights of every rank on to all. The inner error is one of this rank alone.
 fn spread<E: Engine>(engine: &mut E, shards: &Shards, team: &Team<'_>) -> Result<Result<(), RunError>, RankError> {
-    let own = || shards.values().map(<[f32]>::to_vec).collect::<Vec<_>>();
-    let mut of_ranks = Vec::new();
+    let mut of_ranks: Vec<Vec<Cow<'_, [f32]>>> = Vec::new();
     for rank in 0..team.size() {
-        let received = team.broadcast_tensors(rank, (rank == team.rank()).then(|| Ok(own())))?;
-        of_ranks.push(received.map_or_else(|| Ok(own()), |received| received.map_err(RankError::Elsewhere))?);
+        if rank == team.rank() {
+            team.broadcast_tensors(Ok(shards.values().collect::<Vec<_>>()))?;
+            of_ranks.push(shards.values().map(Cow::Borrowed).collect());
+        } else {
+            let received = team.receive_broadcast(rank)?.map_err(RankError::Elsewhere)?;
+            of_ranks.push(received.into_iter().map(Cow::Owned).collect());
+        }
     }
     let mut written = Ok(());
     for (tensor, values) in shards.whole(of_ranks)?.into_iter().enumerate() {
@@ -202,13 +208,10 @@ impl<E: Engine> Exchange<'_, E> {
         } else {
             self.node(node).map_err(|error| self.team.keep(error.into(), &mut self.own))
         };
-        let of_ranks: Vec<Shard> = match parts {
-            Ok(parts) => self.shards.split(&parts).into_iter().map(Ok).collect(),
-            Err(failure) => vec![Err(failure); self.team.size()],
-        };
-        for (rank, shard) in of_ranks.into_iter().enumerate() {
+        for rank in 0..self.team.size() {
+            let shard = parts.as_ref().map(|parts| self.shards.part_of(rank, parts)).map_err(Clone::clone);
             if rank == self.team.rank() {
-                self.kept.push_back(shard);
+                self.kept.push_back(shard.map(|shard| shard.into_iter().map(copied).collect()));
             } else {
                 self.team.send_tensors(rank, shard)?;
             }

@@ -14,6 +14,7 @@ use crate::prepare::RunError;
 use crate::step::StepError;
 use isobit_kernels::Cpu;
 use isobit_kernels::backend::Device;
+use isobit_kernels::buffer::room;
 use isobit_kernels::op::sum_squares::BLOCK;
 use isobit_kernels::op::{AdamWTensor, AdamWUpdate, SumSquares};
 use isobit_kernels::tensor::F32;
@@ -21,6 +22,7 @@ use isobit_models::TrainedTensor;
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::{self, BLOCK_BYTES, Digest, blocks_of_f32};
 use isobit_numerics::lanes::sum;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Blocks whose sums are computed together.
@@ -98,14 +100,15 @@ impl Shards {
     pub fn gather_moments(&self, team: &Team<'_>) -> Result<[Vec<Vec<f32>>; 2], RunError> {
         let mut all = [Vec::new(), Vec::new()];
         for (whole, own) in all.iter_mut().zip(&self.moments) {
-            let own: Vec<Vec<f32>> = own.iter().map(|moment| moment.to_vec()).collect();
+            let own: Vec<&[f32]> = own.iter().map(|moment| &moment[..]).collect();
             if !team.is_first() {
                 team.send_tensors(0, Ok(own))?;
                 continue;
             }
-            let mut pieces = vec![own];
+            let mut pieces = vec![own.into_iter().map(Cow::Borrowed).collect::<Vec<_>>()];
             for rank in 1..team.size() {
-                pieces.push(team.receive_tensors(rank)?.map_err(RankError::Elsewhere)?);
+                let received = team.receive_tensors(rank)?.map_err(RankError::Elsewhere)?;
+                pieces.push(received.into_iter().map(Cow::Owned).collect());
             }
             *whole = self.whole(pieces)?;
         }
@@ -113,32 +116,29 @@ impl Shards {
     }
 
     /// Tensors from the pieces of all ranks.
-    pub(super) fn whole(&self, of_ranks: Vec<Vec<Vec<f32>>>) -> Result<Vec<Vec<f32>>, RankError> {
-        let mut whole: Vec<Vec<f32>> = self.lengths.iter().map(|length| Vec::with_capacity(*length)).collect();
+    pub(super) fn whole(&self, of_ranks: Vec<Vec<Cow<'_, [f32]>>>) -> Result<Vec<Vec<f32>>, RankError> {
+        let mut whole: Vec<Vec<f32>> = self.lengths.iter().map(|length| room(*length)).collect();
         for (rank, (pieces, values)) in self.pieces.iter().zip(of_ranks).enumerate() {
-            let fits = pieces.iter().map(|piece| piece.range.len()).eq(values.iter().map(Vec::len));
+            let fits = pieces.iter().map(|piece| piece.range.len()).eq(values.iter().map(|values| values.len()));
             if !fits {
                 return Err(RankError::Damaged { rank, what: "its shard has other lengths".to_string() });
             }
             // Ranks and their pieces ascend.
             for (piece, values) in pieces.iter().zip(values) {
-                whole[piece.tensor].extend(values);
+                whole[piece.tensor].extend_from_slice(&values);
             }
         }
         Ok(whole)
     }
 
-    /// What each rank gets of whole gradients: its pieces, then those of the second part of a tied
+    /// What a rank gets of whole gradients: its pieces, then those of the second part of a tied
     /// table, which is the first tensor.
-    pub(super) fn split(&self, parts: &[Vec<f32>]) -> Vec<Vec<Vec<f32>>> {
-        let tied = parts.get(self.lengths.len());
-        let of_rank = |pieces: &Vec<Piece>| {
-            let own = pieces.iter().map(|piece| parts[piece.tensor][piece.range.clone()].to_vec());
-            let of_table = pieces.iter().filter(|piece| piece.tensor == 0);
-            let second = of_table.filter_map(|piece| Some(tied?[piece.range.clone()].to_vec()));
-            own.chain(second).collect()
-        };
-        self.pieces.iter().map(of_rank).collect()
+    pub(super) fn part_of<'p>(&self, rank: usize, parts: &'p [Vec<f32>]) -> Vec<&'p [f32]> {
+        let (tied, pieces) = (parts.get(self.lengths.len()), &self.pieces[rank]);
+        let own = pieces.iter().map(|piece| &parts[piece.tensor][piece.range.clone()]);
+        let of_table = pieces.iter().filter(|piece| piece.tensor == 0);
+        let second = of_table.filter_map(|piece| Some(&tied?[piece.range.clone()]));
+        own.chain(second).collect()
     }
 
     /// Adds the parts of a tied table, after the tree: the head's, then the embedding's.

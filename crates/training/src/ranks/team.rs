@@ -25,7 +25,7 @@ const REPLY_MAX: Duration = Duration::from_secs(5);
 /// the next arrive.
 const BUCKET_BYTES: usize = 16 << 20;
 
-/// Tensors, or the failure that came instead of them.
+/// Tensors that arrived, or the failure that came instead of them.
 pub(super) type Tensors = Result<Vec<Vec<f32>>, Elsewhere>;
 
 /// The clock of deadlines and of the time spent in communication.
@@ -219,8 +219,7 @@ impl<'w> Team<'w> {
     /// settles with which error.
     pub fn share_first(&self, own: Option<Result<Vec<f32>, RunError>>) -> Result<Vec<f32>, RunError> {
         let Some(own) = own else {
-            let shared = self.broadcast_tensors(0, None)?.expect("rank 0 is another rank");
-            let shared = shared.map_err(RankError::Elsewhere)?;
+            let shared = self.receive_broadcast(0)?.map_err(RankError::Elsewhere)?;
             let what = format!("{} tensors came instead of one", shared.len());
             return shared.into_iter().next().ok_or(RankError::Damaged { rank: 0, what }.into());
         };
@@ -229,7 +228,7 @@ impl<'w> Team<'w> {
         }
         let mut failure = None;
         let own = own.map_err(|error| self.keep(error, &mut failure));
-        self.broadcast_tensors(0, Some(own.clone().map(|values| vec![values])))?;
+        self.broadcast_tensors(own.as_ref().map(|values| vec![values]).map_err(Clone::clone))?;
         own.map_err(|elsewhere| failure.unwrap_or(RankError::Elsewhere(elsewhere).into()))
     }
 
@@ -272,7 +271,11 @@ impl<'w> Team<'w> {
     }
 
     /// Sends tensors, or the failure that came instead of them.
-    pub(super) fn send_tensors(&self, to: usize, tensors: Tensors) -> Result<(), RankError> {
+    pub(super) fn send_tensors<T: AsRef<[f32]>>(
+        &self,
+        to: usize,
+        tensors: Result<Vec<T>, Elsewhere>,
+    ) -> Result<(), RankError> {
         let begun = Clock::start();
         for message in packed(tensors) {
             self.send(to, message)?;
@@ -288,15 +291,18 @@ impl<'w> Team<'w> {
         tensors
     }
 
-    /// Tensors of `root`, or the failure that came instead of them, for every rank.
-    pub(super) fn broadcast_tensors(&self, root: usize, own: Option<Tensors>) -> Result<Option<Tensors>, RankError> {
+    /// Tensors of this rank, or the failure that came instead of them, for every other.
+    pub(super) fn broadcast_tensors<T: AsRef<[f32]>>(&self, own: Result<Vec<T>, Elsewhere>) -> Result<(), RankError> {
         let begun = Clock::start();
-        let result = match own {
-            Some(own) => {
-                packed(own).try_for_each(|message| self.broadcast(root, Some(message)).map(drop)).map(|()| None)
-            }
-            None => unpack(root, || self.broadcast(root, None)).map(Some),
-        };
+        let result = packed(own).try_for_each(|message| self.broadcast(self.rank(), Some(message)).map(drop));
+        self.spend(&begun);
+        result
+    }
+
+    /// What `root`, another rank, broadcasts.
+    pub(super) fn receive_broadcast(&self, root: usize) -> Result<Tensors, RankError> {
+        let begun = Clock::start();
+        let result = unpack(root, || self.broadcast(root, None));
         self.spend(&begun);
         result
     }
@@ -468,21 +474,20 @@ fn signed(kind: Kind, signal: Option<Signal>, body: &[u8]) -> Message {
 
 /// The messages that tensors travel in: their lengths, then buckets of them. Each tensor is packed
 /// when its message is sent, and dropped then.
-fn packed(tensors: Tensors) -> impl Iterator<Item = Message> {
+fn packed<T: AsRef<[f32]>>(tensors: Result<Vec<T>, Elsewhere>) -> impl Iterator<Item = Message> {
     let (head, tensors) = match tensors {
         Ok(tensors) => {
-            let lengths = tensors.iter().flat_map(|tensor| (tensor.len() as u64).to_le_bytes());
+            let lengths = tensors.iter().flat_map(|tensor| (tensor.as_ref().len() as u64).to_le_bytes());
             (message(Kind::Tensors, |bytes| bytes.extend(lengths)), tensors)
         }
         Err(failure) => (failed(&failure), Vec::new()),
     };
-    let buckets = buckets(&tensors.iter().map(Vec::len).collect::<Vec<_>>());
+    let buckets = buckets(&tensors.iter().map(|tensor| tensor.as_ref().len()).collect::<Vec<_>>());
     let mut tensors = tensors.into_iter();
     let bodies = buckets.into_iter().map(move |bucket| {
-        message(Kind::Tensors, |bytes| {
-            let numbers = tensors.as_slice()[..bucket.len()].iter().map(Vec::len).sum::<usize>();
-            bytes.reserve(numbers * size_of::<f32>());
-            tensors.by_ref().take(bucket.len()).for_each(|tensor| wire::put_floats(bytes, &tensor));
+        let numbers = tensors.as_slice()[..bucket.len()].iter().map(|tensor| tensor.as_ref().len()).sum::<usize>();
+        wire::long_message(Kind::Tensors, numbers * size_of::<f32>(), |bytes| {
+            tensors.by_ref().take(bucket.len()).for_each(|tensor| wire::put_floats(bytes, tensor.as_ref()));
         })
     });
     std::iter::once(head).chain(bodies)

@@ -308,11 +308,11 @@ impl<E: Engine> Tree<'_, E> {
                     Ok((gradients, parts)) => (Ok(gradients), Ok(parts)),
                     Err(failure) => (Err(failure.clone()), Err(failure)),
                 };
-                self.team.broadcast_tensors(self.team.rank(), Some(parts))?;
+                self.team.broadcast_tensors(parts)?;
                 Ok(gradients)
             }
             Place::With(root) => {
-                let parts = self.team.broadcast_tensors(root, None)?.expect("the root is another rank");
+                let parts = self.team.receive_broadcast(root)?;
                 Ok(parts.and_then(|parts| self.kept(self.engine.upload(parts))))
             }
         }

@@ -1,6 +1,7 @@
 //! How messages are built: a kind, a body, and a checksum over both. Numbers are little-endian.
 
 use super::Message;
+use isobit_kernels::buffer::{bytes_of, room};
 use isobit_numerics::digest::Digest;
 use std::sync::Arc;
 
@@ -30,7 +31,13 @@ const CHECK_BYTES: usize = 16;
 
 /// A message with this body, written by `fill`.
 pub(super) fn message(kind: Kind, fill: impl FnOnce(&mut Vec<u8>)) -> Message {
-    let mut bytes = vec![0; CHECK_BYTES];
+    long_message(kind, 0, fill)
+}
+
+/// A message with this body of `length` bytes, written by `fill`.
+pub(super) fn long_message(kind: Kind, length: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Message {
+    let mut bytes = room(CHECK_BYTES + 1 + length);
+    bytes.extend([0; CHECK_BYTES]);
     bytes.push(kind as u8);
     fill(&mut bytes);
     let check = checksum(&bytes);
@@ -57,13 +64,11 @@ pub(super) fn opened(bytes: &[u8]) -> Result<(Kind, &[u8]), String> {
 }
 
 pub(super) fn put_floats(bytes: &mut Vec<u8>, values: &[f32]) {
-    bytes.reserve(size_of_val(values));
-    // Blocks of a fixed length are copied as they are where numbers are little-endian.
-    let (blocks, rest) = values.as_chunks::<1024>();
-    for block in blocks {
-        bytes.extend_from_slice(block.map(f32::to_le_bytes).as_flattened());
+    if cfg!(target_endian = "little") {
+        bytes.extend_from_slice(bytes_of(values));
+    } else {
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
-    bytes.extend(rest.iter().flat_map(|value| value.to_le_bytes()));
 }
 
 /// Reads the parts of a body one after another.
@@ -82,7 +87,9 @@ impl<'a> Reader<'a> {
 
     pub(super) fn floats(&mut self, count: usize) -> Result<Vec<f32>, String> {
         let bytes = self.bytes(count.saturating_mul(4))?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+        let mut floats = room(count);
+        floats.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        Ok(floats)
     }
 
     pub(super) fn end(&self) -> Result<(), String> {
