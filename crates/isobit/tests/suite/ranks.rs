@@ -80,12 +80,13 @@ mod mpi {
         missing.is_none()
     }
 
-    /// `mpirun -n RANKS isobit train`, while it runs.
+    /// `mpirun -n RANKS isobit train`, while it runs; that of Open MPI (the variables) or of MPICH.
     fn started(folder: &Folder, ranks: usize, output: &str, more: &[&str]) -> Child {
         let program = train_arguments(output, more);
         let mut command = Command::new("mpirun");
-        command.args(["--oversubscribe", "-n", &ranks.to_string(), env!("CARGO_BIN_EXE_isobit")]).args(program);
+        command.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_isobit")]).args(program);
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.env("OMPI_MCA_rmaps_base_oversubscribe", "1");
         command.current_dir(folder.path("")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("mpirun starts")
     }
@@ -113,15 +114,17 @@ mod mpi {
         child
     }
 
-    /// Sends a signal to one rank of a run, by its process id.
-    fn signal(launcher: &Child, rank: usize, name: &str) {
-        let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
-        let parent = format!("PPid:\t{}\n", launcher.id());
+    /// Sends a signal to one rank of a run, by its process id: the one that has this number from the
+    /// launcher of Open MPI or of MPICH, and that works in this folder.
+    fn signal(folder: &Folder, rank: usize, name: &str) {
+        let wanted = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].map(|name| format!("{name}={rank}"));
+        let place = std::fs::canonicalize(folder.path("")).expect("a folder");
         let processes = std::fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
         let of_rank = processes.map(|entry| entry.path()).find(|process| {
-            let read = |name: &str| std::fs::read(process.join(name)).unwrap_or_default();
-            String::from_utf8_lossy(&read("status")).contains(&parent)
-                && read("environ").split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+            let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+            let mut variables = environment.split(|byte| *byte == 0);
+            std::fs::read_link(process.join("cwd")).is_ok_and(|at| at == place)
+                && variables.any(|variable| wanted.iter().any(|wanted| variable == wanted.as_bytes()))
         });
         let id = of_rank.expect("the rank runs").file_name().expect("an id").to_string_lossy().into_owned();
         assert!(Command::new("kill").args([name, &id]).status().expect("kill").success());
@@ -146,6 +149,27 @@ mod mpi {
         }
     }
 
+    /// Layers over devices inside a rank, rows over ranks outside.
+    #[test]
+    fn a_rank_with_a_list_of_devices() {
+        if !is_there("ranks::mpi::a_rank_with_a_list_of_devices") {
+            return;
+        }
+        let full = Folder::new(Shape::TINY);
+        let config = full.text("config.toml");
+        let at = config.find("[adapter]").expect("a section");
+        full.put("config.toml", format!("{}[adapter]\ntype = \"full\"\n", &config[..at]));
+        let settings = ["gradient_groups=2", "threads=1", "training.micro_batch_size=1"];
+        for folder in [Folder::new(Shape::TINY), full] {
+            folder.trained("one", &settings);
+            for (output, devices) in [("first", "[\"cpu,cpu\",\"cpu\"]"), ("both", "[\"cpu,cpu\",\"cpu,cpu\"]")] {
+                let devices = format!("devices_by_rank={devices}");
+                trained(&folder, 2, output, &[&settings[..], &[devices.as_str()]].concat());
+                folder.same("one", output);
+            }
+        }
+    }
+
     #[test]
     fn killed_stopped_or_hanging_and_resumed_with_other_ranks() {
         if !is_there("ranks::mpi::killed_stopped_or_hanging_and_resumed_with_other_ranks") {
@@ -156,19 +180,19 @@ mod mpi {
         let resume = [&LONG[..], &["--resume"]].concat();
 
         let child = at_step(&folder, 3, "killed", &LONG, 7);
-        signal(&child, 2, "-KILL");
+        signal(&folder, 2, "-KILL");
         assert_ne!(ended(child).code, 0);
         trained(&folder, 2, "killed", &resume);
         folder.same("one", "killed");
 
         let child = at_step(&folder, 2, "stopped", &LONG, 7);
-        signal(&child, 1, "-TERM");
+        signal(&folder, 1, "-TERM");
         ended(child).says(143, &["stopped after", "by SIGTERM", "--resume"]);
         trained(&folder, 4, "stopped", &resume);
         folder.same("one", "stopped");
 
         let child = at_step(&folder, 3, "hanging", &[&LONG[..], &["rank_timeout=1"]].concat(), 7);
-        signal(&child, 1, "-STOP");
+        signal(&folder, 1, "-STOP");
         ended(child).says(6, &["rank 1 did not answer within 1 seconds"]);
         folder.trained("hanging", &resume);
         folder.same("one", "hanging");
