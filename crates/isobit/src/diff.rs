@@ -72,7 +72,7 @@ fn as_receipt(path: &Path) -> Option<Result<Receipt, FileError>> {
 
 /// What differs between two receipts.
 fn of_receipts(arguments: &Arguments, a: &Receipt, b: &Receipt) -> Result<(), Failure> {
-    let lines = difference::receipts(a, b);
+    let lines = difference::receipts((&arguments.a, a), (&arguments.b, b));
     let mut out = std::io::stdout().lock();
     let printed = if arguments.json {
         let object = json!({ "schema": "isobit.diff/1", "a": arguments.a.display().to_string(),
@@ -131,10 +131,16 @@ pub(crate) fn print_text(
             let [a, b] = [a, b].map(|value| harmless(value, VALUE_MAX));
             writeln!(out, "config {key}: {a} against {b}{note}")?;
         }
+        for line in difference.run.iter().flat_map(|run| &run.inputs) {
+            writeln!(out, "{line}")?;
+        }
     }
     let [a, b] = difference.kinds;
     if a != b {
         writeln!(out, "A holds {}, B {}", kind(a), kind(b))?;
+    }
+    for (side, files) in ["A", "B"].into_iter().zip(&difference.left_out).filter(|(_, files)| !files.is_empty()) {
+        writeln!(out, "note: {side} is a checkpoint, compared without {}", files.join(" and "))?;
     }
     for (side, files) in [("A", &difference.only_in_first), ("B", &difference.only_in_second)] {
         for file in files {
@@ -216,15 +222,8 @@ fn print_run(out: &mut impl Write, run: &RunDifference) -> std::io::Result<()> {
             writeln!(out, "first differing step {step}: {field} {a} against {b}")?;
         }
     }
-    if let Some(ChainDifference { step, item, tensors }) = &run.chain {
-        let place = match &tensors[..] {
-            [] => String::new(),
-            [one] => format!(" in {}", harmless(one, NAME_MAX)),
-            [first, .., last] => {
-                format!(" in a tensor from {} to {}", harmless(first, NAME_MAX), harmless(last, NAME_MAX))
-            }
-        };
-        writeln!(out, "chains part at update {step}: {}{place}", item.name())?;
+    if let Some(chain) = &run.chain {
+        writeln!(out, "{chain}")?;
     }
     let [a, b] = run.steps;
     if a != b {
@@ -385,7 +384,7 @@ fn run_object(run: &RunDifference, config: &[KeyOfRuns]) -> Value {
         |ChainDifference { step, item, tensors }| json!({ "step": step, "item": item.name(), "tensors": tensors }),
     );
     let [a, b] = run.steps;
-    json!({ "chain": chain, "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first,
+    json!({ "chain": chain, "inputs": run.inputs, "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first,
         "tensors": run.tensors, "config": config })
 }
 

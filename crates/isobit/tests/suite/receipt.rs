@@ -11,9 +11,9 @@ fn receipt(folder: &Folder, run: &str) -> Receipt {
 }
 
 /// Runs that save and evaluate in between.
-const STEPS: [&str; 3] = ["max_steps=6", "save_steps=2", "eval_steps=3"];
+pub(crate) const STEPS: [&str; 3] = ["max_steps=6", "save_steps=2", "eval_steps=3"];
 
-fn trained(adapter: Option<&str>) -> Folder {
+pub(crate) fn trained(adapter: Option<&str>) -> Folder {
     let folder = Folder::new(Shape::TINY);
     if let Some(adapter) = adapter {
         let config = folder.text("config.toml");
@@ -111,6 +111,43 @@ fn every_changed_byte_is_found() {
     folder.run(&["verify", "run/final", "--model", "model", "--data", "data.jsonl"]).says(0, &[]);
 }
 
+/// Flips a bit of `most` bytes of every covered file, spread evenly, and returns how many flips were
+/// found in the file itself. All must be.
+fn flipped(folder: &Folder, most: usize) -> usize {
+    let run = folder.path("run");
+    let mut count = 0;
+    for file in files(&run).into_iter().filter(|file| file != Path::new("LOCK")) {
+        let path = run.join(&file);
+        let whole = std::fs::read(&path).expect("read");
+        let step = whole.len().div_ceil(most).max(1);
+        for at in (0..whole.len()).step_by(step) {
+            let mut bad = whole.clone();
+            bad[at] ^= 1 << (at % 8);
+            std::fs::write(&path, &bad).expect("written");
+            let found = isobit_proof::verify::verify(&run).expect("verified").findings;
+            assert!(found.iter().any(|finding| finding.path == path), "{} at {at}: {found:?}", file.display());
+            count += 1;
+        }
+        std::fs::write(&path, &whole).expect("written");
+    }
+    assert_eq!(isobit_proof::verify::verify(&run).expect("verified").findings, []);
+    count
+}
+
+#[test]
+fn no_flipped_bit_escapes() {
+    assert!(flipped(&trained(None), 12) > 300);
+}
+
+/// Every byte of every file: run it after changes to `verify`.
+#[test]
+#[ignore = "minutes"]
+fn no_flipped_bit_escapes_anywhere() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["max_steps=2", "save_steps=2", "eval_steps=2"]);
+    assert!(flipped(&folder, usize::MAX) > 10_000);
+}
+
 /// Consistent lies: what was changed together with the checksums that cover it.
 #[test]
 fn an_edited_record_is_found_where_it_was_edited() {
@@ -204,6 +241,51 @@ fn a_replay_agrees_on_other_threads_splits_and_devices() {
     folder.run(&["replay", "run", "--steps", "5..9"]).says(2, &["has 6 updates"]);
     folder.run(&["replay", "run", "--steps", "1..2", "--split", "3x3"]).says(1, &[]);
     assert_eq!(Chain::read(&folder.path("run")).expect("a chain").updates.len(), 6, "nothing is written");
+}
+
+/// What differed first, and everything that could explain it; for run folders and for receipts.
+#[test]
+fn two_records_say_what_differed_first_and_why() {
+    let folder = trained(None);
+    let says = |other: &str, parts: &[&str]| {
+        let receipts = ["run", other].map(|run| format!("{run}/receipt.json"));
+        for arguments in [["diff", "run", other], ["diff", &receipts[0], &receipts[1]]] {
+            let found = folder.run(&arguments);
+            assert_eq!(found.code, 1, "{}{}", found.out, found.err);
+            for part in parts {
+                assert!(found.out.contains(part), "`{part}` in {}", found.out);
+            }
+        }
+    };
+    folder.trained("seed", &[&STEPS[..], &["seed=8"]].concat());
+    says("seed", &["chains part at update 1: rows", "seed", "7 against 8"]);
+    let found = folder.run(&["diff", "run/receipt.json", "seed/receipt.json"]);
+    assert!(found.out.starts_with("chains part at update 1"), "{}", found.out);
+    folder.run(&["diff", "run/receipt.json", "run/receipt.json"]).says(0, &[]);
+    // One row.
+    let text = folder.text("data.jsonl");
+    let line = text.lines().position(|line| line.contains("7+3=")).expect("a row") + 1;
+    folder.put("data.jsonl", text.replacen("7+3=", "7+4=", 1));
+    folder.trained("row", &STEPS);
+    folder.put("data.jsonl", &text);
+    says("row", &["chains part at update ", ": rows", &format!("data file 1 (train): line {line} is the first")]);
+    // One weight of the base.
+    let path = folder.path("model/model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let at = bytes.len() - 2;
+    bytes[at] ^= 0x40;
+    std::fs::write(&path, bytes).expect("written");
+    folder.trained("base", &STEPS);
+    says("base", &["chains part at update 1: ", "base tensor `", "base file `model.safetensors`: differs"]);
+    // An adapter against the checkpoint that it is from, and against another one.
+    let same = folder.run(&["diff", "run/final", "run/checkpoint-6"]);
+    assert!(same.code == 0 && same.out.contains("max=0 nonzero=0"), "{}{}", same.out, same.err);
+    assert!(
+        same.out.contains("B is a checkpoint, compared without optimizer.safetensors and state.json"),
+        "{}",
+        same.out
+    );
+    folder.run(&["diff", "run/checkpoint-4", "run/final"]).says(1, &[]);
 }
 
 /// The key of the first test vector of RFC 8032, as OpenSSL writes it.

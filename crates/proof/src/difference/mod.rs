@@ -37,6 +37,8 @@ pub struct Difference {
     /// Files on one side only: tensors or JSON.
     pub only_in_first: Vec<String>,
     pub only_in_second: Vec<String>,
+    /// Files of a checkpoint that were left out, because the other side has weights alone.
+    pub left_out: [Vec<String>; 2],
     /// If both are runs: how their metrics differ.
     pub run: Option<RunDifference>,
 }
@@ -91,7 +93,8 @@ fn compare_held(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileEr
     let (mut a, mut b) = (DiffSide::open(a)?, DiffSide::open(b)?);
     a.narrow_to(&b);
     b.narrow_to(&a);
-    let mut difference = Difference { kinds: [a.kind(), b.kind()], ..Difference::default() };
+    let left_out = [a.without_state(&b), b.without_state(&a)];
+    let mut difference = Difference { kinds: [a.kind(), b.kind()], left_out, ..Difference::default() };
     compare_sets(&mut difference, &a, &b, threads)?;
     compare_documents(&mut difference, a, b);
     difference.only_in_first.sort();

@@ -3,13 +3,16 @@
 
 use crate::chain::{Chain, Item};
 use crate::hash::Hash;
-use crate::name::quoted;
+use crate::name::{harmless, quoted};
 use crate::receipt::{Made, Receipt};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 
 /// Inputs listed by name at most, of each kind.
 const LISTED_MAX: usize = 20;
+/// Characters of a tensor's name.
+const NAME_MAX: usize = 4096;
 
 /// The first update in which two chains differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +21,20 @@ pub struct ChainDifference {
     pub item: Item,
     /// Trained tensors of the item, if it has any.
     pub tensors: Vec<String>,
+}
+
+impl fmt::Display for ChainDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, item, tensors } = self;
+        write!(f, "chains part at update {step}: {}", item.name())?;
+        match &tensors[..] {
+            [] => Ok(()),
+            [one] => write!(f, " in {}", harmless(one, NAME_MAX)),
+            [first, .., last] => {
+                write!(f, " in a tensor from {} to {}", harmless(first, NAME_MAX), harmless(last, NAME_MAX))
+            }
+        }
+    }
 }
 
 /// None if the chains are equal as far as both go, or one of them is missing or damaged.
@@ -31,23 +48,57 @@ pub(super) fn of_runs(a: &Path, b: &Path) -> Option<ChainDifference> {
     Some(ChainDifference { step: update.step, item, tensors })
 }
 
-/// What differs between two receipts, in words, what decides the result first.
-pub fn receipts(a: &Receipt, b: &Receipt) -> Vec<String> {
+/// What two runs were made from that differs, in words, besides their configs. Nothing if one of
+/// them has no receipt.
+pub(super) fn inputs_of_runs(a: &Path, b: &Path) -> Vec<String> {
+    let (Ok(a), Ok(b)) = (Receipt::read(a), Receipt::read(b)) else { return Vec::new() };
+    let mut said = Vec::new();
+    arithmetic(&mut said, &a.made, &b.made);
+    inputs(&mut said, &a, &b);
+    said
+}
+
+/// What differs between two receipts, in words, what decides the result first. If their chains lie
+/// beside them, it begins with the update in which they part.
+pub fn receipts(a: (&Path, &Receipt), b: (&Path, &Receipt)) -> Vec<String> {
+    let folder = |path: &Path| path.parent().map(Path::to_path_buf).unwrap_or_default();
+    let chains = of_runs(&folder(a.0), &folder(b.0));
+    let (a, b) = (a.1, b.1);
     let (x, y) = (&a.made, &b.made);
     let mut said = Vec::new();
+    arithmetic(&mut said, x, y);
+    values(&mut said, "config", &x.config, &y.config);
+    inputs(&mut said, a, b);
+    if x.updates != y.updates {
+        said.push(format!("updates: {} against {}", x.updates, y.updates));
+    }
+    if x.link != y.link && said.is_empty() {
+        said.push("the chains differ although all inputs are the same: replay both".to_string());
+    }
+    if x.link != y.link || x.updates != y.updates {
+        said.splice(0..0, chains.map(|chains| chains.to_string()));
+    }
+    said
+}
+
+fn arithmetic(said: &mut Vec<String>, x: &Made, y: &Made) {
     for key in ["numerics", "profile", "start"] {
         let value = |made: &Made| made.identity.get(key).map_or("none".to_string(), Clone::clone);
         if value(x) != value(y) {
             said.push(format!("{key}: {} against {}", value(x), value(y)));
         }
     }
-    values(&mut said, "config", &x.config, &y.config);
-    hashes(&mut said, "base tensor", &x.base.tensors, &y.base.tensors);
+}
+
+/// Base, tokenizer, data and program.
+fn inputs(said: &mut Vec<String>, a: &Receipt, b: &Receipt) {
+    let (x, y) = (&a.made, &b.made);
+    hashes(said, "base tensor", &x.base.tensors, &y.base.tensors);
     for (kind, x, y) in [("base file", &x.base.files, &y.base.files), ("tokenizer file", &x.tokenizer, &y.tokenizer)] {
         let hash = |files: &BTreeMap<String, crate::hash::FileRecord>| -> BTreeMap<String, Hash> {
             files.iter().map(|(name, record)| (name.clone(), record.blake3)).collect()
         };
-        hashes(&mut said, kind, &hash(x), &hash(y));
+        hashes(said, kind, &hash(x), &hash(y));
     }
     for (at, (x, y)) in x.data.iter().zip(&y.data).enumerate() {
         if let Some(lines) = x.first_difference(y) {
@@ -65,18 +116,11 @@ pub fn receipts(a: &Receipt, b: &Receipt) -> Vec<String> {
     if a.program != b.program {
         said.push(format!("program: {} against {}", a.program, b.program));
     }
-    if x.updates != y.updates {
-        said.push(format!("updates: {} against {}", x.updates, y.updates));
-    }
-    if x.link != y.link && said.is_empty() {
-        said.push("the chains differ although all inputs are the same: replay both".to_string());
-    }
-    said
 }
 
 fn values(said: &mut Vec<String>, kind: &str, a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) {
     let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-    let shown = |value: Option<&String>| value.map_or("not set".to_string(), |value| crate::name::harmless(value, 160));
+    let shown = |value: Option<&String>| value.map_or("not set".to_string(), |value| harmless(value, 160));
     for name in names.into_iter().filter(|name| a.get(*name) != b.get(*name)) {
         said.push(format!("{kind} {}: {} against {}", quoted(name), shown(a.get(name)), shown(b.get(name))));
     }

@@ -26,6 +26,8 @@ pub struct RunDifference {
     pub first: Option<MetricDifference>,
     /// The first update in which their chains differ, if both have one.
     pub chain: Option<ChainDifference>,
+    /// What they were made from that differs, besides the config, in words.
+    pub inputs: Vec<String>,
     /// The folder in each run whose tensors were compared: `final`, or the newest checkpoint that
     /// both have. None if they share none.
     pub tensors: Option<String>,
@@ -74,6 +76,7 @@ pub(super) fn compare(a: &Path, b: &Path) -> Result<(RunDifference, Option<[Path
         }
     }
     difference.chain = receipt::of_runs(a, b);
+    difference.inputs = receipt::inputs_of_runs(a, b);
     difference.tensors = shared_folder(a, b)?;
     let folders = difference.tensors.as_ref().map(|name| [a.join(name), b.join(name)]);
     Ok((difference, folders))

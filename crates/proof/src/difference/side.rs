@@ -17,6 +17,9 @@ use std::path::Path;
 
 const TENSORS: &str = ".safetensors";
 const INDEX: &str = ".safetensors.index.json";
+/// What a checkpoint holds beside weights.
+const OPTIMIZER: &str = "optimizer";
+const STATE: &str = "state.json";
 /// Where a run stores its result.
 const FINAL: &str = "final";
 
@@ -62,6 +65,17 @@ impl DiffSide {
         } else {
             "tensors"
         }
+    }
+
+    /// Against weights alone, the state of a checkpoint is left out: what is left out of it.
+    pub(crate) fn without_state(&mut self, other: &Self) -> Vec<String> {
+        let has_state = |side: &Self| side.documents.contains_key(STATE) && side.sets.contains_key(OPTIMIZER);
+        if !has_state(self) || other.documents.contains_key(STATE) || other.sets.contains_key(OPTIMIZER) {
+            return Vec::new();
+        }
+        self.documents.remove(STATE);
+        self.sets.remove(OPTIMIZER);
+        vec![format!("{OPTIMIZER}{TENSORS}"), STATE.to_string()]
     }
 
     /// Against a single file, a folder is reduced to the set of that name, or to all of its sets if

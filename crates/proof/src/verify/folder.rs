@@ -198,12 +198,14 @@ impl Whole<'_> {
         let same = |field: &str, expected: Option<Hash>| {
             expected.is_none_or(|expected| state[field].as_str() == Some(expected.to_string().as_str()))
         };
+        // A changed line of the metrics has been named; the states after it are not to blame.
+        let metrics_found = report.findings.iter().any(|finding| finding.path.ends_with(metrics::NAME));
         let (Some(step), Some(chain)) = (step, self.chain) else { return Ok(()) };
         if state["step"].as_u64() != Some(step) {
             report.find(&path, format!("it is not of step {step}"));
         } else if chain.link(step).is_none() || !same("chain", chain.link(step)) {
             report.find(&path, format!("its link is not that of update {step} in the chain"));
-        } else if !same("metrics", self.lines.map(|lines| lines.digest(step))) {
+        } else if !metrics_found && !same("metrics", self.lines.map(|lines| lines.digest(step))) {
             report.find(&path, "its digest of the metrics is not that of their lines");
         }
         Ok(())
