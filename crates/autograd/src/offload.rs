@@ -7,7 +7,7 @@ use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::stream::Direction;
 use crate::tape::Tape;
-use isobit_kernels::{Backend, DeviceFailure};
+use isobit_kernels::{Backend, DeviceFailure, Pass, Place};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::rc::Rc;
@@ -117,6 +117,7 @@ impl<B: Backend> Tape<'_, B> {
     /// The backward pass reaches a block that was recorded from node `start` on.
     pub(crate) fn reenter_block(&mut self, layer: usize, start: usize) {
         self.enter_layer(layer, Direction::Backward);
+        self.backend.enter(Place::Layer(layer, Pass::Backward));
         let mut nodes = std::mem::take(&mut self.nodes);
         self.restore(nodes[start..].iter_mut().flat_map(Node::saved_mut));
         self.nodes = nodes;
@@ -124,7 +125,9 @@ impl<B: Backend> Tape<'_, B> {
 
     /// The backward pass leaves a block.
     pub(crate) fn leave_block(&mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
-        Ok(gradients.leave_block(self.backend)?)
+        gradients.leave_block(self.backend)?;
+        self.backend.enter(Place::Embedding(Pass::Backward));
+        Ok(())
     }
 
     /// The weights of a layer come to the device, if they are in host memory.

@@ -17,9 +17,9 @@ use crate::op::router::Grouping;
 use crate::stream::Direction;
 use crate::tape::{Gradient, Tape, Variable};
 use crate::{Finding, TapeError};
-use isobit_kernels::Backend;
 use isobit_kernels::backend::BegunDigests;
 use isobit_kernels::op::AnyBuffer;
+use isobit_kernels::{Backend, Pass, Place};
 use isobit_numerics::digest::Digest;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -147,6 +147,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         block: impl Fn(&mut Self, Variable<B>) -> Result<Variable<B>, TapeError> + 'a,
     ) -> Result<Variable<B>, TapeError> {
         self.enter_layer(layer, Direction::Forward);
+        self.backend.enter(Place::Layer(layer, Pass::Forward));
         if self.policy == Policy::None || !self.recording || is_last {
             if self.recording {
                 self.nodes.push(Node::BlockStart);
@@ -234,6 +235,7 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         let Some(gradient) = values[self.output].take() else { return Ok(()) };
         tape.enter_layer(self.layer, Direction::Backward);
         tape.restore(self.tensors_mut());
+        tape.backend.enter(Place::Layer(self.layer, Pass::Recomputation));
         let (mut inner, output) = self.compute(tape)?;
         if let Some((op, forward, recomputed)) = self.trace.first_difference(&inner.trace) {
             return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
@@ -248,6 +250,7 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         let mut inner_values: Vec<Gradient<B>> = (0..inner.next).map(|_| None).collect();
         inner_values[output.id] = Some(gradient);
         drop(output);
+        tape.backend.enter(Place::Layer(self.layer, Pass::Backward));
         inner.play(&mut inner_values, gradients)?;
         if let Some(gradient) = inner_values[0].take() {
             tape.contribute(values, self.input.id, gradient);

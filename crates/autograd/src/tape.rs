@@ -10,7 +10,7 @@ use crate::parameters::Parameters;
 use crate::recompute::{Contract, Kept, Policy, Trace};
 use isobit_kernels::op::{SliceRows, SliceShape, Span, ToF32};
 use isobit_kernels::tensor::U32;
-use isobit_kernels::{Backend, StoredMatrix};
+use isobit_kernels::{Backend, Pass, Place, StoredMatrix};
 use isobit_numerics::philox::Key;
 use isobit_numerics::slices::Profile;
 use std::collections::VecDeque;
@@ -215,6 +215,7 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     /// Plays the tape backward from its last op, adding every op's contribution to `gradients`.
     pub fn backward(mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
+        self.backend.enter(Place::Head(Pass::Backward));
         let mut values: Vec<Gradient<B>> = (0..self.next).map(|_| None).collect();
         self.play(&mut values, gradients)?;
         gradients.check_reached(self.parameters)

@@ -45,7 +45,7 @@ pub(crate) fn auditor(
 }
 
 /// The CPU, with other threads than the run's if it computes there.
-fn other_than(prepared: &Prepared) -> Result<Chosen, Failure> {
+pub(crate) fn other_than(prepared: &Prepared) -> Result<Chosen, Failure> {
     let run = &prepared.run;
     let cpu = Chosen::parse("cpu", run.threads as usize)?;
     let on_cpu = run.devices.contains(&Device::Cpu);

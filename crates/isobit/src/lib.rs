@@ -10,6 +10,7 @@ mod bench;
 mod chat;
 mod data;
 mod demo;
+mod descent;
 mod devices;
 mod diff;
 mod disk;
@@ -40,6 +41,7 @@ mod stderr;
 mod train;
 mod units;
 mod verify;
+mod watcher;
 
 use crate::failure::Failure;
 

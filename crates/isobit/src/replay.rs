@@ -3,6 +3,7 @@
 
 use crate::Failure;
 use crate::backend::{Job, Opening, on_device};
+use crate::descent::{self, Against, Looked, On, descend};
 use crate::diff::{coordinates, failure};
 use crate::failure::failed;
 use crate::fits::Ranks;
@@ -35,7 +36,12 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "A..B", value_parser = steps)]
     steps: RangeInclusive<u64>,
     #[command(flatten)]
-    pub(crate) how: How,
+    how: How,
+    /// Execute the updates a second time, on this, and compare op by op: reference, cpu,
+    /// cpu:THREADS, opencl:N, cuda:N or hip:N; none to compare no ops [default: the CPU, with other
+    /// threads if the replay computes there, and only for an update that differs]
+    #[arg(long, value_name = "NAME", value_parser = descent::against)]
+    against: Option<Against>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -114,6 +120,15 @@ impl Subject {
         self.devices.name()
     }
 
+    fn check_recorded(&self, steps: &RangeInclusive<u64>) -> Result<(), Failure> {
+        let done = self.chain.updates.len() as u64;
+        if *steps.end() > done {
+            let message = format!("the chain of the run has {done} updates, not {}", steps.end());
+            return Err(Failure::usage(message, format!("name updates up to {done}")));
+        }
+        Ok(())
+    }
+
     /// Replays updates on the device.
     pub(crate) fn replay(
         &self,
@@ -121,11 +136,7 @@ impl Subject {
         quiet: bool,
         watch: &mut dyn FnMut(Event),
     ) -> Result<Replayed, Failure> {
-        let done = self.chain.updates.len() as u64;
-        if *steps.end() > done {
-            let message = format!("the chain of the run has {done} updates, not {}", steps.end());
-            return Err(Failure::usage(message, format!("name updates up to {done}")));
-        }
+        self.check_recorded(&steps)?;
         let replayed = match &self.devices {
             Devices::One(chosen) => on_device(chosen, quiet, Replaying { subject: self, steps, watch })?,
             Devices::Several(split) => {
@@ -203,15 +214,56 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Event::Agrees(step) => tell(&format!("update {step}: the same bits")),
         Event::CheckpointAgrees(step) => tell(&format!("checkpoint-{step}: the same bits")),
     };
-    let replayed = subject.replay(arguments.steps.clone(), quiet, &mut watch)?;
+    let (replayed, looked) = replayed(&subject, arguments, quiet, &mut watch)?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let printed = if arguments.json {
-        writeln!(out, "{}", object(arguments, &replayed, &[]))
+        let mut object = object(arguments, &replayed, &[]);
+        object["descent"] = looked.as_ref().map(Looked::object).into();
+        writeln!(out, "{object}")
     } else {
-        text(&replayed, &arguments.steps).iter().try_for_each(|line| writeln!(out, "{line}"))
+        let mut lines = text(&replayed, &arguments.steps);
+        lines.extend(looked.iter().flat_map(Looked::text));
+        lines.iter().try_for_each(|line| writeln!(out, "{line}"))
     };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
-    if replayed.difference.is_none() { Ok(()) } else { Err(Failure::difference()) }
+    let found = looked.is_some_and(|looked| looked.found());
+    if replayed.difference.is_none() && !found { Ok(()) } else { Err(Failure::difference()) }
+}
+
+/// Replays, and descends into the first update that differs from the record, or on the two devices.
+/// With `--against` both execute all updates.
+fn replayed(
+    subject: &Subject,
+    arguments: &Arguments,
+    quiet: bool,
+    watch: &mut dyn FnMut(Event),
+) -> Result<(Replayed, Option<Looked>), Failure> {
+    let steps = arguments.steps.clone();
+    let Devices::One(chosen) = subject.devices else {
+        if arguments.against.is_some_and(|against| against != Against::Nothing) {
+            let hint = "name one device with `--device`";
+            return Err(Failure::usage("`--against` compares one device with another, not a list", hint));
+        }
+        return Ok((subject.replay(steps, quiet, watch)?, None));
+    };
+    let (first, second) = (On::Device(chosen), On::second(arguments.against, &subject.prepared)?);
+    let (Some(second), Some(_)) = (second, arguments.against) else {
+        let replayed = subject.replay(steps, quiet, watch)?;
+        let step = replayed.difference.as_ref().and_then(Difference::computed);
+        let looked = second.zip(step).map(|(second, step)| descend(subject, step, [first, second])).transpose()?;
+        return Ok((replayed, looked.map(Looked::At)));
+    };
+    subject.check_recorded(&steps)?;
+    let (replayed, ours) = descent::traced(first, subject, steps.clone(), watch)?;
+    let (other, theirs) = descent::traced(second, subject, steps, &mut |_| ())?;
+    let parted = ours.iter().zip(&theirs).position(|(a, b)| a != b).map(|at| replayed.from + 1 + at as u64);
+    let differing = [&replayed, &other].map(|one| one.difference.as_ref().and_then(Difference::computed));
+    let step = differing.into_iter().chain([parted]).flatten().min();
+    let looked = match step {
+        Some(step) => Looked::At(descend(subject, step, [first, second])?),
+        None => Looked::Same { on: [first, second], updates: ours.len().min(theirs.len()) },
+    };
+    Ok((replayed, Some(looked)))
 }
 
 /// The inputs are not those of the run: nothing is computed.

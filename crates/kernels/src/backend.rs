@@ -10,6 +10,7 @@ use crate::host::HostOps;
 use crate::op::digest::{self, AnyBuffer, DigestSums};
 use crate::op::{self, AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Op, Product, QuantizedShape, SliceShape};
 use crate::parcel::Parcel;
+use crate::place::Place;
 use crate::reference::ReferenceMemory;
 use half::{bf16, f16};
 use isobit_numerics::digest::Digest;
@@ -148,6 +149,8 @@ pub trait Device {
     /// A model of this kind is about to be built: a device may prepare for it in the background.
     /// Changes no result.
     fn prepare(&self, _work: &Expected) {}
+    /// The ops that follow stand here: for observers. Changes no result.
+    fn enter(&self, _place: Place) {}
     fn zeros<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T>;
     /// A buffer that an op overwrites before anything reads it; not zeroed if the device can leave
     /// that out.

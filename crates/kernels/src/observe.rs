@@ -1,8 +1,9 @@
 //! A backend that wraps another: every op passes through unchanged, and an observer sees it begin
 //! and end.
 //!
-//! Benchmarks use it to time the ops of a step; tests use it to corrupt a result, as faulty
-//! hardware would, and check that it is detected.
+//! Benchmarks use it to time the ops of a step, `replay` to find the op in which two devices
+//! differ; tests use it to corrupt a result, as faulty hardware would, and check that it is
+//! detected.
 
 use crate::HostOps;
 use crate::backend::{
@@ -12,6 +13,7 @@ use crate::backend::{
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
 use crate::parcel::Parcel;
+use crate::place::Place;
 use std::rc::Rc;
 
 /// One call of an op.
@@ -23,6 +25,8 @@ pub struct Call {
 }
 
 pub trait Observer<D: Device> {
+    /// The calls that follow stand here.
+    fn enter(&self, _place: Place) {}
     /// `workspace` is at least as large as the op needs.
     fn before(&self, device: &D, call: Call, workspace: &mut Bytes<D::Memory>);
     /// `outputs` is everything the op wrote.
@@ -60,6 +64,11 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
 
     fn prepare(&self, work: &Expected) {
         self.inner.prepare(work);
+    }
+
+    fn enter(&self, place: Place) {
+        self.observer.enter(place);
+        self.inner.enter(place);
     }
 
     fn zeros<T: Element>(&self, length: usize) -> <D::Memory as Memory>::Buffer<T> {

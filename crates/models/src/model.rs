@@ -8,8 +8,8 @@ use isobit_autograd::{
     HeadOutput, HeadShape, LossTargets, Matrix, Norm, Parameter, ParameterId, Rotation, Table, Tape, TapeError,
     Variable,
 };
-use isobit_kernels::Backend;
 use isobit_kernels::tensor::{F32, U32};
+use isobit_kernels::{Backend, Pass, Place};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -93,6 +93,7 @@ pub struct Model<B: Backend> {
 impl<B: Backend> Model<B> {
     /// The embedding of tokens: what enters the first layer.
     pub fn embed<'a>(&'a self, tape: &mut Tape<'a, B>, ids: &'a U32<B>) -> Variable<B> {
+        tape.backend().enter(Place::Embedding(Pass::Forward));
         let table = self.embedding.as_ref().expect("only the first part of a model embeds");
         let x = tape.embedding(table, ids, self.config.hidden);
         match self.config.embedding_scale {
@@ -128,6 +129,7 @@ impl<B: Backend> Model<B> {
 
     /// What the head reads.
     fn last_hidden<'a>(&'a self, tape: &mut Tape<'a, B>, x: &Variable<B>) -> Variable<B> {
+        tape.backend().enter(Place::Head(Pass::Forward));
         let hidden = tape.rms_norm(x, &self.head().norm);
         match self.config.head_scale {
             Some(factor) => tape.scale(hidden, factor),

@@ -11,6 +11,7 @@ pub mod data;
 pub mod data_record;
 #[cfg(unix)]
 mod decimal;
+pub mod descent;
 pub mod engine;
 pub mod export;
 pub mod free_memory;
@@ -36,4 +37,5 @@ pub mod step;
 pub mod summary;
 pub mod targets;
 pub mod tensorboard;
+pub mod trace;
 pub mod trainer;

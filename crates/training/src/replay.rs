@@ -62,6 +62,15 @@ pub struct Difference {
     pub element: Option<Element>,
 }
 
+impl Difference {
+    /// The update, if its ops can tell more: not if its inputs are others, or only a folder.
+    pub fn computed(&self) -> Option<u64> {
+        let FoundIn::Chain(item) = self.found_in else { return None };
+        let is_computed = !matches!(item, Item::Rows | Item::LearningRate | Item::Parts);
+        Some(self.step).filter(|step| *step > 0 && is_computed)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundIn {
     Chain(Item),
@@ -93,20 +102,7 @@ pub fn replay<E: Engine>(
     steps: RangeInclusive<u64>,
     watch: &mut dyn FnMut(Event),
 ) -> Result<Replayed, RunError> {
-    let run = &prepared.run;
-    let settings = build_settings(run);
-    let opened = nearest(prepared, chain, *steps.start(), watch)?;
-    let mut state =
-        State { engine: make(&settings)?, shards: None, progress: Progress::start(prepared.identity.clone()) };
-    match &opened {
-        Some(opened) => state.restore(Some(opened), &Team::alone())?,
-        None => starting_adapter::load(prepared, &mut state.engine)?,
-    }
-    watch(Event::Started(state.progress.step));
-    let saved = checkpoint::steps(&run.output_dir)?.into_iter().collect();
-    let order = EpochOrder::new(run.seed, prepared.train.len());
-    let schedule = Schedule::new(run, prepared.steps);
-    Replay { state, prepared, chain, order, schedule, saved, watch }.through(*steps.end())
+    Replay::begin(make, prepared, chain, *steps.start(), watch)?.through(*steps.end())
 }
 
 /// The latest intact checkpoint before a step; None stands for the base.
@@ -128,8 +124,9 @@ fn nearest(
     Ok(None)
 }
 
-struct Replay<'a, E: Engine> {
-    state: State<E>,
+/// A run that is executed again, after some of its updates.
+pub(crate) struct Replay<'a, E: Engine> {
+    pub(crate) state: State<E>,
     prepared: &'a Prepared,
     chain: &'a Chain,
     order: EpochOrder,
@@ -139,7 +136,31 @@ struct Replay<'a, E: Engine> {
     watch: &'a mut dyn FnMut(Event),
 }
 
-impl<E: Engine> Replay<'_, E> {
+impl<'a, E: Engine> Replay<'a, E> {
+    /// Starts from the nearest checkpoint before an update, or from the base.
+    pub(crate) fn begin(
+        make: impl FnOnce(&Settings) -> Result<E, RunError>,
+        prepared: &'a Prepared,
+        chain: &'a Chain,
+        first: u64,
+        watch: &'a mut dyn FnMut(Event),
+    ) -> Result<Self, RunError> {
+        let run = &prepared.run;
+        let settings = build_settings(run);
+        let opened = nearest(prepared, chain, first, watch)?;
+        let mut state =
+            State { engine: make(&settings)?, shards: None, progress: Progress::start(prepared.identity.clone()) };
+        match &opened {
+            Some(opened) => state.restore(Some(opened), &Team::alone())?,
+            None => starting_adapter::load(prepared, &mut state.engine)?,
+        }
+        watch(Event::Started(state.progress.step));
+        let saved = checkpoint::steps(&run.output_dir)?.into_iter().collect();
+        let order = EpochOrder::new(run.seed, prepared.train.len());
+        let schedule = Schedule::new(run, prepared.steps);
+        Ok(Self { state, prepared, chain, order, schedule, saved, watch })
+    }
+
     fn through(mut self, last: u64) -> Result<Replayed, RunError> {
         let from = self.state.progress.step;
         let mut replayed =
@@ -228,7 +249,7 @@ impl<E: Engine> Replay<'_, E> {
     }
 
     /// The next update, and its line.
-    fn update(&mut self) -> Result<Update, RunError> {
+    pub(crate) fn update(&mut self) -> Result<Update, RunError> {
         float_state::restore();
         let Self { state, prepared, order, schedule, .. } = self;
         let (run, completed) = (&prepared.run, state.progress.step);

@@ -11,7 +11,7 @@ use isobit_autograd::{
 use isobit_kernels::backend::BegunDigests;
 use isobit_kernels::op::{AdamWTensor, AdamWUpdate, AnyBuffer, IGNORED, SumSquares};
 use isobit_kernels::tensor::F32;
-use isobit_kernels::{Backend, DeviceFailure};
+use isobit_kernels::{Backend, DeviceFailure, Place};
 use isobit_models::{Built, Model, TrainedTensor};
 use isobit_numerics::adamw::{AdamW, Coefficients};
 use isobit_numerics::digest::Digest;
@@ -128,6 +128,7 @@ impl<B: Backend> Trainer<B> {
         gradients: &mut Gradients<B>,
         losses: &mut Losses,
     ) -> Result<(), StepError> {
+        self.backend.enter(Place::MicroBatch { first: rows.start, end: rows.end });
         let (first_row, micro) = (rows.start, &update.rows[rows]);
         let batch = Batch::new(&self.backend, micro, BatchPosition::of(update, first_row, settings.seed));
         let mut tape = Tape::new(&self.backend, &self.parameters, &batch.layout, settings.profile, settings.policy)
@@ -249,6 +250,7 @@ impl<B: Backend> Engine for Trainer<B> {
         for micro in micro_batches(group, settings.micro_batch_size) {
             self.micro_batch(update, micro, settings, &mut gradients, &mut losses)?;
         }
+        self.backend.enter(Place::Update);
         gradients.rest(&self.backend)?;
         Ok((gradients, losses))
     }
@@ -307,6 +309,7 @@ impl<B: Backend> Engine for Trainer<B> {
     ) -> Result<Evaluated, StepError> {
         let mut result = Evaluated::default();
         for micro in micro_batches(range, micro_batch_size) {
+            self.backend.enter(Place::Evaluation { first: micro.start, end: micro.end });
             let first_row = micro.start;
             let batch = Batch::new(&self.backend, &rows[micro], BatchPosition::of_evaluation(first_row));
             let mut tape =

@@ -67,7 +67,7 @@ impl fmt::Display for Share {
 }
 
 /// Times each op separately.
-pub(super) struct Stopwatch {
+pub(crate) struct Stopwatch {
     times: Times,
     started: Cell<Option<Instant>>,
 }

@@ -22,6 +22,7 @@ enum What {
     Step(step::Arguments),
 }
 
+pub(crate) use breakdown::Stopwatch;
 pub(crate) use step::peak_resident_bytes;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {

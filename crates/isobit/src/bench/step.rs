@@ -12,6 +12,7 @@ use crate::model;
 use crate::split::Split;
 use crate::stderr::tell_notes;
 use crate::units::{self, size};
+use crate::watcher::Watcher;
 use isobit_autograd::{Offload, Policy};
 use isobit_kernels::Backend;
 use isobit_kernels::observe::Observed;
@@ -274,7 +275,7 @@ impl Job for Measuring<'_> {
         if !self.arguments.breakdown {
             return measure_one(backend, &self.subject, self.arguments, &times);
         }
-        let observer = Stopwatch::new(times.clone());
+        let observer = Watcher::Times(Stopwatch::new(times.clone()));
         measure_one(Observed { inner: backend, observer }, &self.subject, self.arguments, &times)
     }
 }

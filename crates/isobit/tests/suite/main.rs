@@ -7,6 +7,7 @@ mod chat;
 mod continued;
 mod data;
 mod demo;
+mod descent;
 mod device_lists;
 mod devices;
 mod diff;

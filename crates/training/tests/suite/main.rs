@@ -9,6 +9,7 @@ mod data;
 mod data_parquet;
 mod data_templates;
 mod data_turns;
+mod descent;
 mod drift;
 mod emulated;
 mod experts;
