@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// it the statement says that they are self-chosen
     #[arg(long, value_name = "HEX", value_parser = hex, requires = "segments")]
     challenge: Option<String>,
-    /// Sign with this Ed25519 key: PKCS#8 in PEM, as `openssl genpkey -algorithm ed25519` writes it
+    /// Sign with this key, Ed25519 or ECDSA on P-256: PEM, as `openssl genpkey` writes it
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Where to write the statement [default: statement.json in the run folder]

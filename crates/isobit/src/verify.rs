@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     /// there]
     #[arg(long, value_name = "FILE")]
     statement: Option<PathBuf>,
-    /// The statement must be signed with this Ed25519 key: a public key in PEM
+    /// The statement must be signed with this key, Ed25519 or ECDSA on P-256: a public key in PEM
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Print one JSON object

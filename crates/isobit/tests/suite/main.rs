@@ -43,6 +43,7 @@ mod refusals;
 mod report;
 mod resume;
 mod snapshots;
+mod statement;
 mod talk;
 mod targets;
 mod templates;

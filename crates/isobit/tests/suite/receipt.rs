@@ -111,8 +111,8 @@ fn every_changed_byte_is_found() {
     folder.run(&["verify", "run/final", "--model", "model", "--data", "data.jsonl"]).says(0, &[]);
 }
 
-/// Flips a bit of `most` bytes of every covered file, spread evenly, and returns how many flips were
-/// found in the file itself. All must be.
+/// Flips a bit of `most` bytes of every covered file, spread evenly, and returns how many flips
+/// were found in the file itself. All must be.
 fn flipped(folder: &Folder, most: usize) -> usize {
     let run = folder.path("run");
     let mut count = 0;
@@ -286,50 +286,6 @@ fn two_records_say_what_differed_first_and_why() {
         same.out
     );
     folder.run(&["diff", "run/checkpoint-4", "run/final"]).says(1, &[]);
-}
-
-/// The key of the first test vector of RFC 8032, as OpenSSL writes it.
-const KEY: &str = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g\n-----END PRIVATE KEY-----\n";
-const PUBLIC: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=\n-----END PUBLIC KEY-----\n";
-const OTHER: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAPUAXw+hDiVqStwqnTRt+vJyYLM8uxJaMwM1V8Sr0Zgw=\n-----END PUBLIC KEY-----\n";
-
-#[test]
-fn a_proof_is_checked_by_its_signature_and_its_files() {
-    let folder = trained(None);
-    folder.put("key.pem", KEY);
-    folder.put("public.pem", PUBLIC);
-    folder.put("other.pem", OTHER);
-    let proved = folder.run(&["prove", "run", "--segments", "2", "--challenge", "c0ffee", "--key", "key.pem", "-q"]);
-    assert_eq!(proved.code, 0, "{}{}", proved.out, proved.err);
-    assert!(proved.out.contains("replayed 2 of 3 segments, 4 of 6 updates"), "{}", proved.out);
-    assert!(proved.out.contains("a probability of 66.7% (chosen by the challenge)"), "{}", proved.out);
-    let verified = folder.run(&["verify", "run", "--key", "public.pem"]);
-    assert!(verified.code == 0 && verified.out.contains("signed by key"), "{}{}", verified.out, verified.err);
-    folder.run(&["verify", "run/final", "--statement", "run/statement.json", "--key", "public.pem"]).says(0, &[]);
-    let other = folder.run(&["verify", "run", "--key", "other.pem"]);
-    assert!(other.code == 8 && other.out.contains("not signed by the given key"), "{}", other.out);
-    // A changed payload, a statement of another run, and one that lists other files.
-    let text = folder.text("run/statement.json");
-    folder.put("run/statement.json", text.replacen("\"payload\": \"e", "\"payload\": \"f", 1));
-    folder.run(&["verify", "run", "--key", "public.pem"]).says(8, &[]);
-    folder.trained("seed", &[&STEPS[..], &["seed=8"]].concat());
-    folder.put("seed/statement.json", &text);
-    let found = folder.run(&["verify", "seed"]);
-    assert!(found.code == 8 && found.out.contains("it is about another receipt"), "{}", found.out);
-    // All segments, and a run whose record does not follow.
-    let whole = folder.run(&["prove", "seed", "-q", "-o", "other.json"]);
-    assert!(
-        whole.code == 0 && whole.out.contains("replayed 3 of 3") && whole.out.contains("not signed"),
-        "{}",
-        whole.out
-    );
-    folder.run(&["prove", "seed", "--challenge", "xyz", "--segments", "1"]).says(2, &["hexadecimal"]);
-    let path = folder.path("seed/final/adapter_model.safetensors");
-    let mut bytes = std::fs::read(&path).expect("read");
-    let last = bytes.len() - 1;
-    bytes[last] ^= 1;
-    std::fs::write(&path, bytes).expect("written");
-    folder.run(&["prove", "seed", "-q"]).says(8, &["final/adapter_model.safetensors"]);
 }
 
 /// Final weights that were replaced together with manifest and receipts.

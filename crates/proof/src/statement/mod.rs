@@ -1,14 +1,17 @@
 //! Statements about a run for others to check: an in-toto statement with SLSA provenance, in a DSSE
-//! envelope, signed with an Ed25519 key if there is one (`docs/receipt-format.md`, "Statements").
+//! envelope, signed with an Ed25519 or ECDSA key if there is one (`docs/receipt-format.md`,
+//! "Statements").
 //!
 //! Subjects are the files of the final folder. Their SHA-256 stands beside BLAKE3, because every
 //! standard library has it.
 
 mod base64;
+mod check;
 mod envelope;
 mod key;
 mod segments;
 
+pub use check::check;
 pub use envelope::Envelope;
 pub use key::{PrivateKey, PublicKey};
 pub use segments::{Challenge, Segment, chosen, detection, divided};
@@ -17,7 +20,6 @@ use crate::error::FileError;
 use crate::hash::{FileRecord, Hash};
 use crate::receipt::{self, Receipt};
 use crate::regular;
-use crate::verify::Report;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
@@ -52,23 +54,12 @@ pub fn statement(receipt: &Receipt, folder: &Path, done: &Reexecution) -> Result
         subjects.push(json!({ "name": name, "digest": digest }));
     }
     let made = &receipt.made;
-    let file = |kind: &str, name: &str, record: &FileRecord| json!({ "name": format!("{kind}/{name}"), "digest": { "blake3": record.blake3 } });
-    let base = made.base.files.iter().map(|(name, record)| file("base", name, record));
-    let tokenizer = made.tokenizer.iter().map(|(name, record)| file("tokenizer", name, record));
-    let data = made.data.iter().enumerate().map(
-        |(at, data)| json!({ "name": format!("data/{}-{at}", data.used_for), "digest": { "blake3": data.blake3 } }),
-    );
     let statement = json!({
         "_type": TYPE,
         "subject": subjects,
         "predicateType": PREDICATE,
         "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": { "config": made.config },
-                "internalParameters": { "identity": made.identity },
-                "resolvedDependencies": base.chain(tokenizer).chain(data).collect::<Vec<Value>>(),
-            },
+            "buildDefinition": definition(receipt),
             "runDetails": {
                 "builder": { "id": format!("urn:isobit:program:{}", receipt.program) },
                 "metadata": { "invocationId": receipt.digest },
@@ -81,6 +72,23 @@ pub fn statement(receipt: &Receipt, folder: &Path, done: &Reexecution) -> Result
         },
     });
     Ok(serde_json::to_vec(&statement).expect("strings and numbers have a JSON form"))
+}
+
+/// What the run was made from.
+fn definition(receipt: &Receipt) -> Value {
+    let made = &receipt.made;
+    let file = |kind: &str, name: &str, record: &FileRecord| json!({ "name": format!("{kind}/{name}"), "digest": { "blake3": record.blake3 } });
+    let base = made.base.files.iter().map(|(name, record)| file("base", name, record));
+    let tokenizer = made.tokenizer.iter().map(|(name, record)| file("tokenizer", name, record));
+    let data = made.data.iter().enumerate().map(
+        |(at, data)| json!({ "name": format!("data/{}-{at}", data.used_for), "digest": { "blake3": data.blake3 } }),
+    );
+    json!({
+        "buildType": BUILD_TYPE,
+        "externalParameters": { "config": made.config },
+        "internalParameters": { "identity": made.identity },
+        "resolvedDependencies": base.chain(tokenizer).chain(data).collect::<Vec<Value>>(),
+    })
 }
 
 fn reexecution(receipt: &Receipt, done: &Reexecution) -> Value {
@@ -113,55 +121,6 @@ fn reexecution(receipt: &Receipt, done: &Reexecution) -> Value {
     put("agrees", true.into());
     put("environment", json!(environment));
     object.into()
-}
-
-/// Checks a statement against the receipt of the run and the files of its final folder, and the
-/// signature against a key, if one is given.
-pub fn check(
-    report: &mut Report,
-    path: &Path,
-    receipt: &Receipt,
-    folder: &Path,
-    key: Option<&PublicKey>,
-) -> Result<(), FileError> {
-    let Some(envelope) = report.take(path, Envelope::read(path))? else { return Ok(()) };
-    report.files += 1;
-    match key {
-        Some(key) if !envelope.is_signed_by(key) => report.find(path, "it is not signed by the given key"),
-        Some(key) => report.notes.push(format!("the statement is signed by key {}", key.id())),
-        None if envelope.is_signed() => {
-            report.notes.push("the signature of the statement is not checked: name a key with `--key`".to_string());
-        }
-        None => report.notes.push("the statement is not signed".to_string()),
-    }
-    let statement = envelope.payload().and_then(|payload| serde_json::from_slice::<Value>(&payload).ok());
-    let Some(statement) = statement.filter(|statement| statement["_type"] == TYPE) else {
-        report.find(path, "its payload is not an in-toto statement");
-        return Ok(());
-    };
-    let details = &statement["predicate"]["runDetails"];
-    if details["metadata"]["invocationId"].as_str() != Some(receipt.digest.to_string().as_str()) {
-        report.find(path, "it is about another receipt");
-        return Ok(());
-    }
-    if details["byproducts"][0]["digest"]["blake3"].as_str() != Some(receipt.made.link.to_string().as_str()) {
-        report.find(path, "it is about another chain");
-    }
-    let subjects = statement["subject"].as_array().map_or(&[][..], Vec::as_slice);
-    let mut names: Vec<&str> = receipt.result.iter().flat_map(BTreeMap::keys).map(String::as_str).collect();
-    names.push(receipt::NAME);
-    for name in names {
-        let Some(subject) = subjects.iter().find(|subject| subject["name"] == name) else {
-            report.find(path, format!("it does not name {name}"));
-            continue;
-        };
-        let file = folder.join(name);
-        let Some(found) = report.take(&file, sha256(&file))? else { continue };
-        if subject["digest"]["sha256"].as_str() != Some(found.as_str()) {
-            report.find(&file, "the statement has another SHA-256 of it");
-        }
-    }
-    Ok(())
 }
 
 /// SHA-256 of a file, in hexadecimal digits.

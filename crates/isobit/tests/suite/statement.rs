@@ -1,0 +1,140 @@
+//! Statements of `prove`: signed with either kind of key, checked by `verify` and by the script in
+//! `tools/`, and refused if anything in them or beside them was changed.
+
+use crate::model_folder::Folder;
+use crate::receipt::{STEPS, trained};
+use isobit_conformance::skip;
+use serde_json::{Value, json};
+use std::process::Command;
+
+/// The key of the first test vector of RFC 8032, as OpenSSL writes it.
+const KEY: &str = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g\n-----END PRIVATE KEY-----\n";
+const PUBLIC: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=\n-----END PUBLIC KEY-----\n";
+const OTHER: &str = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAPUAXw+hDiVqStwqnTRt+vJyYLM8uxJaMwM1V8Sr0Zgw=\n-----END PUBLIC KEY-----\n";
+
+/// The key of RFC 6979, A.2.5, for ECDSA on P-256.
+const EC_KEY: &str = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIMmvqdhFunUWa1whV2ex1pNOUMPbNuibEnuKYisSD2choAoGCCqGSM49\nAwEHoUQDQgAEYP7UuiVanTHJYet0xjVtaMBJuJI7Yfps5mliLmDyn7Z5A/4QCLi8\nmaQa6elWKLxk8vGyDC1+n1F3o8KU1EYimQ==\n-----END EC PRIVATE KEY-----\n";
+const EC_PUBLIC: &str = "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEYP7UuiVanTHJYet0xjVtaMBJuJI7\nYfps5mliLmDyn7Z5A/4QCLi8maQa6elWKLxk8vGyDC1+n1F3o8KU1EYimQ==\n-----END PUBLIC KEY-----\n";
+
+#[test]
+fn a_proof_is_checked_by_its_signature_and_its_files() {
+    let folder = trained(None);
+    folder.put("key.pem", KEY);
+    folder.put("public.pem", PUBLIC);
+    folder.put("other.pem", OTHER);
+    let proved = folder.run(&["prove", "run", "--segments", "2", "--challenge", "c0ffee", "--key", "key.pem", "-q"]);
+    assert_eq!(proved.code, 0, "{}{}", proved.out, proved.err);
+    assert!(proved.out.contains("replayed 2 of 3 segments, 4 of 6 updates"), "{}", proved.out);
+    assert!(proved.out.contains("a probability of 66.7% (chosen by the challenge)"), "{}", proved.out);
+    let verified = folder.run(&["verify", "run", "--key", "public.pem"]);
+    assert!(verified.code == 0 && verified.out.contains("signed by key"), "{}{}", verified.out, verified.err);
+    folder.run(&["verify", "run/final", "--statement", "run/statement.json", "--key", "public.pem"]).says(0, &[]);
+    let other = folder.run(&["verify", "run", "--key", "other.pem"]);
+    assert!(other.code == 8 && other.out.contains("not signed by the given key"), "{}", other.out);
+    // A changed payload, a statement of another run, and one that lists other files.
+    let text = folder.text("run/statement.json");
+    folder.put("run/statement.json", text.replacen("\"payload\": \"e", "\"payload\": \"f", 1));
+    folder.run(&["verify", "run", "--key", "public.pem"]).says(8, &[]);
+    folder.trained("seed", &[&STEPS[..], &["seed=8"]].concat());
+    folder.put("seed/statement.json", &text);
+    let found = folder.run(&["verify", "seed"]);
+    assert!(found.code == 8 && found.out.contains("it is about another receipt"), "{}", found.out);
+    // All segments, and a run whose record does not follow.
+    let whole = folder.run(&["prove", "seed", "-q", "-o", "other.json"]);
+    assert!(
+        whole.code == 0 && whole.out.contains("replayed 3 of 3") && whole.out.contains("not signed"),
+        "{}",
+        whole.out
+    );
+    folder.run(&["prove", "seed", "--challenge", "xyz", "--segments", "1"]).says(2, &["hexadecimal"]);
+    let path = folder.path("seed/final/adapter_model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("read");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    folder.run(&["prove", "seed", "-q"]).says(8, &["final/adapter_model.safetensors"]);
+}
+
+/// Who checks a statement: the program, and the script if Python has what it needs.
+struct Checkers<'a> {
+    folder: &'a Folder,
+    python: bool,
+}
+
+impl Checkers<'_> {
+    /// Whether each accepts the statement of `run`, signed by a key.
+    fn accept(&self, key: &str) -> Vec<bool> {
+        let verified = self.folder.run(&["verify", "run", "--key", key]);
+        assert!([0, 8].contains(&verified.code), "{}{}", verified.out, verified.err);
+        let mut all = vec![verified.code == 0];
+        if self.python {
+            let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/verify_statement.py");
+            let path = |name: &str| self.folder.path(name);
+            let arguments = [path("run/statement.json"), path("run/final"), "--key".into(), path(key)];
+            let output = Command::new("python3").arg(script).args(arguments).output().expect("it runs");
+            let code = output.status.code();
+            assert!([Some(0), Some(1)].contains(&code), "{}", String::from_utf8_lossy(&output.stderr));
+            all.push(code == Some(0));
+        }
+        all
+    }
+}
+
+/// Both kinds of key, and everything that a hostile envelope may have, for both checkers.
+#[test]
+fn hostile_envelopes_are_refused() {
+    let folder = trained(None);
+    let has_python = Command::new("python3").args(["-c", "import cryptography"]).output();
+    let python = has_python.is_ok_and(|output| output.status.success());
+    if !python {
+        let missing = ("python".to_string(), "no Python 3 with the package cryptography".to_string());
+        skip("statement::hostile_envelopes_are_refused", &[missing]);
+    }
+    let check = Checkers { folder: &folder, python };
+    for (name, text) in [("key.pem", KEY), ("public.pem", PUBLIC), ("ec-key.pem", EC_KEY), ("ec-public.pem", EC_PUBLIC)]
+    {
+        folder.put(name, text);
+    }
+    for (key, public, other) in
+        [("key.pem", "public.pem", "ec-public.pem"), ("ec-key.pem", "ec-public.pem", "public.pem")]
+    {
+        let proved = folder.run(&["prove", "run", "--segments", "1", "--challenge", "c0ffee", "--key", key, "-q"]);
+        assert_eq!(proved.code, 0, "{}{}", proved.out, proved.err);
+        let text = folder.text("run/statement.json");
+        let good: Value = serde_json::from_str(&text).expect("JSON");
+        let both = |public: &str, envelope: &str, accepted: bool, what: &str| {
+            folder.put("run/statement.json", envelope);
+            let found = check.accept(public);
+            assert!(found.iter().all(|one| *one == accepted), "{key}: {what}: {found:?}");
+        };
+        let changed = |change: &dyn Fn(&mut Value)| {
+            let mut envelope = good.clone();
+            change(&mut envelope);
+            envelope.to_string()
+        };
+        both(public, &text, true, "as it was written");
+        both(other, &text, false, "the key of the other kind");
+        let signature = good["signatures"][0].clone();
+        let nonsense = json!({ "keyid": signature["keyid"], "sig": "AAAA" });
+        let put = |signatures: Value| changed(&|envelope| envelope["signatures"] = signatures.clone());
+        both(public, &put(json!([signature, signature])), true, "the same signature twice");
+        both(public, &put(json!([nonsense, signature])), true, "a signature of somebody else before it");
+        both(public, &put(json!([nonsense])), false, "a signature of nothing");
+        both(public, &put(json!([])), false, "no signature");
+        both(public, &put(json!([{ "keyid": "", "sig": "!" }])), false, "not base64");
+        both(public, &put(json!("x")), false, "no list of signatures");
+        let mut cut = signature["sig"].as_str().expect("text").to_string();
+        cut.replace_range(..4, "AAAA");
+        both(public, &put(json!([{ "keyid": signature["keyid"], "sig": cut }])), false, "a changed signature");
+        both(public, &changed(&|envelope| envelope["payloadType"] = "text/plain".into()), false, "another type");
+        both(public, &changed(&|envelope| envelope["payload"] = "e30=".into()), false, "another payload");
+        both(public, &changed(&|envelope| envelope["payload"] = "*".into()), false, "a payload that is not base64");
+        let payload = good["payload"].as_str().expect("text");
+        let flipped = format!("{}B{}", &payload[..9], &payload[10..]);
+        both(public, &changed(&|envelope| envelope["payload"] = flipped.clone().into()), false, "a changed payload");
+        let twice = text.replacen('{', "{\"payload\":\"e30=\",", 1);
+        both(public, &twice, false, "two payloads");
+        both(public, "{", false, "no JSON");
+        both(public, &text, true, "as it was written");
+    }
+}
