@@ -1,11 +1,10 @@
 //! `cargo xtask laws`: the laws that whole runs keep, each tried on the release binary with the
 //! demo's model, as one table: law, cases, differing bits. A bit differs if it does in a
-//! checkpoint, in the final folder, in the chain or in the metrics without timing.
-//!
-//! SIMD paths, ranks and the cache of generation are laws of single ops and threads of one process:
-//! the test suites try them.
+//! checkpoint, in the final folder, in the chain or in the metrics without timing. `laws_here.rs`
+//! has the laws that no flag of the program reaches.
 
 use crate::arguments::Arguments;
+use crate::laws_here;
 use crate::repository::{output, root};
 use isobit_training::metrics::without_timing;
 use std::collections::BTreeMap;
@@ -63,14 +62,20 @@ impl Bench {
             }
             all += row(law, cases.len(), differing);
         }
+        let paths = laws_here::paths(&self.scene, &RUN)?;
+        let on_paths = paths.iter().map(|run| self.differing(run)).sum::<Result<u64, _>>()?;
+        all += row("3 SIMD paths", paths.len(), on_paths);
         for (number, kill_at) in ["checkpoint-3", "checkpoint-6", "checkpoint-9"].into_iter().enumerate() {
             self.train_and_kill(&format!("6-{number}"), kill_at)?;
         }
         let killed = (0..3).map(|number| self.differing(&format!("6-{number}"))).sum::<Result<u64, _>>()?;
         all += row("6 killed and resumed", 3, killed);
+        all += row("9 ranks", 3, self.ranks()?);
         let (cards, on_cards) = self.cards()?;
         all += row("10 CPU = GPU", cards, on_cards);
         all += row("11 evaluation, any batch", 3, self.evaluations()?);
+        let (lengths, logits) = laws_here::cache(&self.scene, &RUN)?;
+        all += row("11 generation with a cache", lengths, logits);
         if all == 0 { Ok(()) } else { Err(format!("{all} bits differ")) }
     }
 
@@ -100,6 +105,20 @@ impl Bench {
         child.wait().map_err(failed)?;
         let status = self.command(run, &[]).arg("--resume").status().map_err(failed)?;
         if status.success() { Ok(()) } else { Err(format!("{run}: {status}")) }
+    }
+
+    /// Differing bits of runs on 2 to 4 ranks. Gradient groups are part of the arithmetic: one
+    /// process has the same.
+    fn ranks(&self) -> Result<u64, String> {
+        let settings = [&RUN[..], &["gradient_groups=4"]].concat();
+        laws_here::ranks(&self.scene, "9-1", 1, &settings)?;
+        let mut differing = 0;
+        for count in 2..=4 {
+            let run = format!("9-{count}");
+            laws_here::ranks(&self.scene, &run, count, &settings)?;
+            differing += self.differing_from("9-1", &run)?;
+        }
+        Ok(differing)
     }
 
     /// Runs on every card or OpenCL device there is.
@@ -132,7 +151,11 @@ impl Bench {
     }
 
     fn differing(&self, run: &str) -> Result<u64, String> {
-        let [expected, found] = ["expected", run].map(|run| contents(&self.scene.join(run)));
+        self.differing_from("expected", run)
+    }
+
+    fn differing_from(&self, expected: &str, run: &str) -> Result<u64, String> {
+        let [expected, found] = [expected, run].map(|run| contents(&self.scene.join(run)));
         let (expected, found) = (expected?, found?);
         let names = expected.keys().chain(found.keys().filter(|name| !expected.contains_key(*name)));
         let none = Vec::new();

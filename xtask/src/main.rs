@@ -16,6 +16,7 @@ mod docs;
 mod gptq_model;
 mod hip_compile;
 mod laws;
+mod laws_here;
 mod memcheck;
 mod plan_table;
 mod prose;
