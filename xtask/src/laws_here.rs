@@ -70,7 +70,7 @@ pub(crate) fn paths(scene: &Path, settings: &[&str]) -> Result<Vec<String>, Stri
 /// Trains with so many ranks, as threads.
 pub(crate) fn ranks(scene: &Path, run: &str, count: usize, settings: &[&str]) -> Result<(), String> {
     let rank = |world: &dyn World| -> Result<(), RunError> {
-        let team = Team::new(world, Duration::from_secs(600));
+        let team = Team::new(world, Duration::from_mins(10));
         let prepared = prepared(scene, run, settings)?;
         handshake::compare(&team, Ok(handshake::Introduction::of(&prepared)))?;
         train(&prepared, cpu(1, CpuPath::best()), &team)

@@ -150,7 +150,7 @@ pub(crate) enum Looked {
         on: [On; 2],
         updates: usize,
     },
-    At(Descent),
+    At(Box<Descent>),
 }
 
 impl Looked {

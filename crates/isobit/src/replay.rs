@@ -251,7 +251,7 @@ fn replayed(
         let replayed = subject.replay(steps, quiet, watch)?;
         let step = replayed.difference.as_ref().and_then(Difference::computed);
         let looked = second.zip(step).map(|(second, step)| descend(subject, step, [first, second])).transpose()?;
-        return Ok((replayed, looked.map(Looked::At)));
+        return Ok((replayed, looked.map(|descent| Looked::At(Box::new(descent)))));
     };
     subject.check_recorded(&steps)?;
     let (replayed, ours) = descent::traced(first, subject, steps.clone(), watch)?;
@@ -260,7 +260,7 @@ fn replayed(
     let differing = [&replayed, &other].map(|one| one.difference.as_ref().and_then(Difference::computed));
     let step = differing.into_iter().chain([parted]).flatten().min();
     let looked = match step {
-        Some(step) => Looked::At(descend(subject, step, [first, second])?),
+        Some(step) => Looked::At(Box::new(descend(subject, step, [first, second])?)),
         None => Looked::Same { on: [first, second], updates: ours.len().min(theirs.len()) },
     };
     Ok((replayed, Some(looked)))

@@ -12,6 +12,9 @@ use super::{DataConfig, csv, files, parquet};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Rows as JSON, each with its line or number.
+type TableRows = Vec<(usize, Vec<u8>)>;
+
 /// Rows a worker takes at a time. Does not affect the result.
 const CHUNK: usize = 128;
 /// Deeply nested template values are dropped recursively; the stack is large enough for anything
@@ -72,8 +75,8 @@ impl FileLoader<'_> {
         Ok((report, examples))
     }
 
-    /// The rows of a table as JSON, each with its line or number; `None` for JSON files.
-    fn table(&self, bytes: &[u8]) -> Result<Option<Vec<(usize, Vec<u8>)>>, DataError> {
+    /// The rows of a table; `None` for JSON files.
+    fn table(&self, bytes: &[u8]) -> Result<Option<TableRows>, DataError> {
         if parquet::is_parquet(self.path, bytes) {
             let named = [&self.config.prompt_field, &self.config.completion_field];
             let is_read =
