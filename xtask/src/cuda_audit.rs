@@ -112,8 +112,8 @@ fn problems(programs: &[CompiledProgram]) -> Vec<String> {
     programs.iter().flat_map(of).collect()
 }
 
-/// Files that no op compiled and kernels that no op launched, on any card. A program may hold a file
-/// of another one for its functions, so it is enough that one program launches a kernel.
+/// Files that no op compiled and kernels that no op launched, on any card. A program may hold a
+/// file of another one for its functions, so it is enough that one program launches a kernel.
 fn left_out(programs: &[CompiledProgram], sources: &[String]) -> Vec<String> {
     let mut launched: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
     for program in programs {
