@@ -8,6 +8,8 @@ mod amd_rates;
 mod amd_run;
 mod arguments;
 mod check;
+#[cfg(unix)]
+mod crash;
 mod cuda_audit;
 mod demo_model;
 mod dependencies;
@@ -79,6 +81,11 @@ cargo xtask gptq-model FOLDER
 cargo xtask torture [kills|faults|files|fuzz|mistakes] [--count N] [--seed S] [--jobs N] [--case N] [--keep FOLDER]
     the release binary under kills and signals, failing system calls (needs strace), hostile files, fuzzed inputs and the
     mistakes of users: about 20 minutes for all; --case repeats one, fuzz needs --target NAME with it
+cargo xtask crash [--seed S] [--states N] [--walks N]
+    power cuts at every moment of a small run on a simulated disk, which loses and tears what was not synced; every change
+    to the disk fails once; and planted mistakes are found
+cargo xtask crash --kills N [--seed S] [--jobs N] [--case N] [--keep FOLDER]
+    N times SIGKILL for the release binary, at random moments, until the folder equals that of an undisturbed run
 cargo xtask plan-table [--device cpu|cuda:N] [--isobit PROGRAM] [--folder FOLDER] [--only N]
     the memory that `isobit plan` predicts for ten runs beside what they take, as a Markdown table; fails if a prediction
     is below, or more than 3 % above (32 MB more below a gigabyte); models with random numbers are made in FOLDER
@@ -125,6 +132,8 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "study" => study::run(arguments)?,
         #[cfg(unix)]
         "torture" => torture::run(arguments)?,
+        #[cfg(unix)]
+        "crash" => crash::run(arguments)?,
         "demo-model" => demo_model::run(arguments)?,
         "help" => print!("{HELP}"),
         other => return Err(format!("unknown command `{other}`\n\n{HELP}")),

@@ -4,8 +4,8 @@
 //! A crash leaves at most a file named `.isobit-PROCESS-NUMBER.partial`, which nothing ever reads;
 //! `remove_partials` deletes them.
 
+use crate::disk::{self, File};
 use crate::error::FileError;
-use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,8 +73,8 @@ impl AtomicFile {
         }
         writer.get_ref().sync_all()?;
         drop(writer);
-        fs::rename(&self.partial, &self.path)?;
-        sync(&self.folder)
+        disk::rename(&self.partial, &self.path)?;
+        disk::sync_folder(&self.folder)
     }
 }
 
@@ -89,18 +89,7 @@ impl Drop for AtomicFile {
 
 /// Makes creations, renames and removals in a folder survive a power cut.
 pub fn sync_folder(folder: &Path) -> Result<(), FileError> {
-    sync(folder).map_err(|error| FileError::from_io("write", folder, error))
-}
-
-fn sync(folder: &Path) -> io::Result<()> {
-    if cfg!(not(unix)) {
-        return Ok(());
-    }
-    match File::open(folder)?.sync_all() {
-        // Some network file systems have no such call on folders; their servers sync on rename.
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
-        result => result,
-    }
+    disk::sync_folder(folder).map_err(|error| FileError::from_io("write", folder, error))
 }
 
 /// Whether a file name is one of our temporary ones.
@@ -112,10 +101,10 @@ pub fn is_partial(name: &str) -> bool {
 /// Removes files left by crashed runs. Only for a folder whose lock is held.
 pub fn remove_partials(folder: &Path) -> Result<(), FileError> {
     let failed = |error| FileError::from_io("clean", folder, error);
-    for entry in fs::read_dir(folder).map_err(failed)? {
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         if entry.file_name().to_str().is_some_and(is_partial) {
-            fs::remove_file(entry.path()).map_err(failed)?;
+            disk::remove_file(&entry.path()).map_err(failed)?;
         }
     }
     Ok(())
@@ -126,7 +115,7 @@ fn create_partial(folder: &Path) -> io::Result<(PathBuf, File)> {
     for _ in 0..ATTEMPTS {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let partial = folder.join(format!("{PREFIX}{}-{number}{SUFFIX}", std::process::id()));
-        match File::options().write(true).create_new(true).open(&partial) {
+        match File::create_new(&partial) {
             Ok(file) => return Ok((partial, file)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = Some(error),
             Err(error) => return Err(error),
@@ -137,12 +126,13 @@ fn create_partial(folder: &Path) -> io::Result<(PathBuf, File)> {
 
 /// Ignores errors: the original error is the one to report.
 fn remove_best_effort(path: &Path) {
-    let _ = fs::remove_file(path);
+    let _ = disk::remove_file(path);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)
@@ -194,7 +184,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         for early in [false, true] {
             let mut file = AtomicFile::create(&folder.path().join("a")).expect("created");
-            let full = File::options().write(true).open("/dev/full").expect("the device that is always full");
+            let full = File::append(Path::new("/dev/full")).expect("the device that is always full");
             file.writer = Some(BufWriter::with_capacity(BUFFER_BYTES, full));
             // A long write fails at once, a short one in the flush of `commit`.
             let bytes = vec![0; if early { 2 * BUFFER_BYTES } else { 10 }];
@@ -211,7 +201,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).expect("permissions");
         // The superuser can write anywhere; the kernel's read-only tree is used instead.
-        let target = match File::create(folder.path().join("probe")) {
+        let target = match fs::File::create(folder.path().join("probe")) {
             Ok(_) => PathBuf::from("/proc"),
             Err(_) => folder.path().to_path_buf(),
         };

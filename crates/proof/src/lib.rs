@@ -6,6 +6,7 @@
 pub mod atomic;
 pub mod chain;
 pub mod difference;
+pub mod disk;
 pub mod error;
 pub mod hash;
 mod json;

@@ -5,9 +5,10 @@
 //! file stays, the lock does not. The process id inside is only for the message. A link in its
 //! place is refused: writing the id would truncate its target.
 
+use crate::disk::File;
 use crate::error::FileError;
-use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::fs::{self, TryLockError};
+use std::io::{Read, Write};
 use std::path::Path;
 
 /// A folder held exclusively until this is dropped.
@@ -26,19 +27,17 @@ impl Lock {
         let failed = |error| FileError::from_io("write", &path, error);
         check_plain(&path)?;
         // Not truncated: the file may belong to a run that is still alive.
-        let mut file =
-            File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        let mut file = File::open_or_create(&path).map_err(failed)?;
         // Checked again, in case a link was created in between: nothing has been written yet.
         check_plain(&path)?;
-        match file.try_lock() {
+        match file.inner().try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(FileError::InUse { folder: folder.to_path_buf(), process: holder(&mut file) });
+                return Err(FileError::InUse { folder: folder.to_path_buf(), process: holder(file.inner()) });
             }
             Err(TryLockError::Error(error)) => return Err(FileError::from_io("lock", &path, error)),
         }
-        file.set_len(0).map_err(failed)?;
-        file.rewind().map_err(failed)?;
+        file.truncate().map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(Self { file })
     }
@@ -48,9 +47,9 @@ impl Lock {
     pub fn in_use(folder: &Path) -> Option<FileError> {
         let path = folder.join(Self::NAME);
         check_plain(&path).ok()?;
-        let mut file = File::open(&path).ok()?;
+        let file = fs::File::open(&path).ok()?;
         let held = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
-        held.then(|| FileError::InUse { folder: folder.to_path_buf(), process: holder(&mut file) })
+        held.then(|| FileError::InUse { folder: folder.to_path_buf(), process: holder(&file) })
     }
 }
 
@@ -68,13 +67,13 @@ impl Drop for Lock {
     fn drop(&mut self) {
         // The file itself stays: removing it would break the lock of a process that has just opened
         // it.
-        let _ = self.file.set_len(0);
-        let _ = self.file.unlock();
+        let _ = self.file.truncate();
+        let _ = self.file.inner().unlock();
     }
 }
 
 /// The process that wrote its id into the file; None if it has not yet done so.
-fn holder(file: &mut File) -> Option<u32> {
+fn holder(file: &fs::File) -> Option<u32> {
     let mut text = String::new();
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()

@@ -8,11 +8,11 @@
 //! so a changed, missing or moved line is detected.
 
 use isobit_proof::atomic::AtomicFile;
+use isobit_proof::disk::File;
 use isobit_proof::line::{CHECK, NO_LINES, chained, checked, checksum, shared};
 use isobit_proof::{FileError, Hash, regular};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -178,7 +178,7 @@ impl Metrics {
     }
 
     fn append_to(path: PathBuf, digest: Hash) -> Result<Self, FileError> {
-        match File::options().append(true).open(&path) {
+        match File::append(&path) {
             Ok(file) => Ok(Self { path, file, digest }),
             Err(error) => Err(FileError::from_io("write", &path, error)),
         }

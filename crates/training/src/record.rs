@@ -13,7 +13,7 @@ use isobit_models::Weights;
 use isobit_proof::chain::{self, ChainFile, Origin, Update};
 use isobit_proof::hash::{FileRecord, Hash, Manifest};
 use isobit_proof::receipt::{Base, Best, DataFile, FolderRecord, Made, Receipt};
-use isobit_proof::{FileError, receipt, regular};
+use isobit_proof::{FileError, disk, receipt, regular};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -203,7 +203,7 @@ fn tensor_hashes(weights: &Weights, threads: usize) -> BTreeMap<String, Hash> {
 }
 
 fn remove(path: &Path) -> Result<(), FileError> {
-    match std::fs::remove_file(path) {
+    match disk::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(FileError::from_io("remove", path, error)),
         _ => Ok(()),
     }

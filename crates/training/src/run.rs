@@ -30,7 +30,7 @@ use isobit_models::{Trained, TrainedTensor, build_whole, peft};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::chain;
 use isobit_proof::lock::Lock;
-use isobit_proof::{FileError, receipt};
+use isobit_proof::{FileError, disk, receipt};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -171,7 +171,7 @@ fn claim(prepared: &Prepared, start: Start) -> Result<(Lock, Option<u64>), RunEr
     let run = &prepared.run;
     let output = &run.output_dir;
     examine(prepared, start)?;
-    std::fs::create_dir_all(output).map_err(|error| FileError::from_io("write", output, error))?;
+    disk::create_folders(output).map_err(|error| FileError::from_io("write", output, error))?;
     let lock = Lock::acquire(output)?;
     // Check again, now that we hold the lock.
     let from = examine(prepared, start)?;

@@ -6,7 +6,7 @@
 //! a clock.
 
 use isobit_proof::FileError;
-use std::fs::File;
+use isobit_proof::disk::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ impl EventFile {
     /// updates makes TensorBoard discard later steps of older files.
     pub fn create(folder: &Path, completed: u64, wall_seconds: f64) -> Result<Self, FileError> {
         let failed = |error| FileError::from_io("write", folder, error);
-        std::fs::create_dir_all(folder).map_err(failed)?;
+        disk::create_folders(folder).map_err(failed)?;
         let (path, file) = create_new(folder, wall_seconds).map_err(failed)?;
         let mut events = Self { path, writer: BufWriter::new(file) };
         let mut version = event(wall_seconds, 0);
@@ -74,7 +74,7 @@ fn create_new(folder: &Path, wall_seconds: f64) -> std::io::Result<(PathBuf, Fil
     for number in 0..ATTEMPTS {
         // Float to integer saturates: a wrong clock only gives an odd file name.
         let path = folder.join(format!("events.out.tfevents.{:010}.isobit.{number}", wall_seconds as u64));
-        match File::options().write(true).create_new(true).open(&path) {
+        match File::create_new(&path) {
             Ok(file) => return Ok((path, file)),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => last = error,
             Err(error) => return Err(error),

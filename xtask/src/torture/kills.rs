@@ -73,7 +73,8 @@ pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
         |_| kills.load(Ordering::Relaxed) < count,
         |place, case| {
             let mut random = Random::of(settings.seed, "kills", case);
-            let trial = Trial { program: &settings.program, whole: &wholes[case % wholes.len()], place };
+            let whole = &wholes[case % wholes.len()];
+            let trial = Trial { program: &settings.program, whole, place, only_kills: settings.only_kills };
             let mut told = Told::default();
             let found = trial.run(&mut random, &mut told)?;
             kills.fetch_add(told.kills, Ordering::Relaxed);
@@ -82,7 +83,8 @@ pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
         },
     )?;
     let (kills, runs) = (kills.into_inner(), runs.into_inner());
-    Ok(Report { done: format!("{kills} kills and signals in {runs} runs"), findings })
+    let blows = if settings.only_kills { "kills" } else { "kills and signals" };
+    Ok(Report { done: format!("{kills} {blows} in {runs} runs"), findings })
 }
 
 fn whole(scene: &Scene, shape: &'static Shape, settings: &Settings, traces: bool) -> Result<Whole, String> {
@@ -114,6 +116,7 @@ struct Trial<'a> {
     program: &'a Path,
     whole: &'a Whole,
     place: &'a RunPlace,
+    only_kills: bool,
 }
 
 impl Trial<'_> {
@@ -127,7 +130,7 @@ impl Trial<'_> {
             let before = run_folder::latest(&output).map_err(|error| format!("before a resume: {error}"))?;
             let newest = run_folder::newest(&output)?;
             let (ended, blow) = if told.kills < IN_A_ROW {
-                let (blow, moment) = chosen(random, self.whole);
+                let (blow, moment) = chosen(random, self.whole, self.only_kills);
                 story.push(told_of(blow, &moment));
                 (self.struck(random, blow, &moment)?, Some(blow))
             } else {
@@ -213,7 +216,12 @@ impl Trial<'_> {
     }
 }
 
-fn chosen(random: &mut Random, whole: &Whole) -> (Blow, Moment) {
+fn chosen(random: &mut Random, whole: &Whole, only_kills: bool) -> (Blow, Moment) {
+    let (blow, moment) = chosen_among_all(random, whole);
+    (if only_kills { Blow::Kill } else { blow }, moment)
+}
+
+fn chosen_among_all(random: &mut Random, whole: &Whole) -> (Blow, Moment) {
     let later = Duration::from_micros(random.below(3_000) as u64);
     let at_call = !whole.calls.is_empty() && random.once_in(3);
     if at_call {

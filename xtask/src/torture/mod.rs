@@ -15,7 +15,7 @@ mod kills;
 mod mistakes;
 mod mutate;
 mod program;
-mod random;
+pub(crate) mod random;
 mod run_folder;
 mod scene;
 mod strace;
@@ -37,10 +37,14 @@ pub(crate) struct Settings {
     count: Option<usize>,
     /// Run only this case.
     case: Option<usize>,
+    /// Of the blows of `kills` only SIGKILL.
+    only_kills: bool,
     /// Run only this target of `fuzz`.
     target: Option<String>,
     /// Everything is written below this folder.
     folder: PathBuf,
+    /// Whether the folder stays.
+    is_kept: bool,
 }
 
 /// What a kind did and found.
@@ -75,6 +79,17 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
         let names: Vec<&str> = KINDS.iter().map(|(name, _)| *name).collect();
         return Err(format!("`{kind}` is not one of {}, all", names.join(", ")));
     }
+    let settings = settings(arguments)?;
+    tortured(&chosen, &settings)
+}
+
+/// Kills the program so many times, and does nothing else.
+pub(crate) fn kill(arguments: &mut Arguments, count: usize) -> Result<(), String> {
+    let settings = Settings { count: Some(count), only_kills: true, ..settings(arguments)? };
+    tortured(&[("kills", kills::run)], &settings)
+}
+
+fn settings(arguments: &mut Arguments) -> Result<Settings, String> {
     let program = arguments.option("--isobit")?.map_or_else(|| root().join("target/release/isobit"), PathBuf::from);
     let program = std::fs::canonicalize(&program)
         .map_err(|error| format!("{}: {error}; build it with `cargo build --release`", program.display()))?;
@@ -89,14 +104,20 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
         jobs: arguments.number("--jobs", 2)?.max(1),
         count: arguments.parsed("--count")?,
         case: arguments.parsed("--case")?,
+        only_kills: false,
         target: arguments.option("--target")?,
+        is_kept: kept.is_some(),
         folder,
     };
     arguments.finish()?;
+    Ok(settings)
+}
+
+fn tortured(chosen: &[Kind], settings: &Settings) -> Result<(), String> {
     let mut findings = 0;
     for (name, run) in chosen {
         let begun = now();
-        let report = run(&settings)?;
+        let report = run(settings)?;
         for line in told(&report.findings) {
             println!("{name} --seed {} {line}", settings.seed);
         }
@@ -109,7 +130,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
         );
         findings += report.findings.len();
     }
-    if kept.is_none() && settings.case.is_none() {
+    if !settings.is_kept && settings.case.is_none() {
         // Remains of a temporary folder do no harm.
         let _ = std::fs::remove_dir_all(&settings.folder);
     } else {
@@ -227,8 +248,10 @@ mod tests {
             jobs: 3,
             count: None,
             case: None,
+            only_kills: false,
             target: None,
             folder: folder.clone(),
+            is_kept: true,
         };
         let odd = |(): &mut (), case: usize| Ok(if case % 2 == 1 { vec![case.to_string()] } else { vec![] });
         let found = settings.cases("test", |_| Ok(()), |case| case < 20, odd).expect("no error");

@@ -3,12 +3,12 @@
 
 use super::{NAME, Origin, Parts, SCHEMA, Update, tensors_per_part};
 use crate::atomic::AtomicFile;
+use crate::disk::File;
 use crate::error::FileError;
 use crate::hash::Hash;
 use crate::name::told;
 use crate::regular;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -183,7 +183,7 @@ impl ChainFile {
     }
 
     fn append_to(path: PathBuf, link: Hash) -> Result<Self, FileError> {
-        match File::options().append(true).open(&path) {
+        match File::append(&path) {
             Ok(file) => Ok(Self { path, file, link }),
             Err(error) => Err(FileError::from_io("write", &path, error)),
         }

@@ -10,7 +10,7 @@ use super::{
     ADAPTER, ADAPTER_CONFIG, BeforeWrite, FINAL, MODEL, OPTIMIZER, STATE, folder_name, folder_of, step_of, unwatched,
 };
 use isobit_proof::atomic::{is_partial as is_partial_file, remove_partials, sync_folder, write_atomically};
-use isobit_proof::{FileError, Manifest};
+use isobit_proof::{FileError, Manifest, disk};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -149,7 +149,7 @@ pub fn restore_best(output_dir: &Path, progress: &Progress) -> Result<bool, Erro
         Some(_) => Ok(false),
         None => {
             let path = output_dir.join(Pointer::BEST);
-            match std::fs::remove_file(&path) {
+            match disk::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     Err(FileError::from_io("remove", &path, error).into())
                 }
@@ -204,7 +204,7 @@ pub fn clean(output_dir: &Path, run: &Identity, is_of_final: impl Fn(&str) -> bo
         check_partial(path, &is_of_final)?;
     }
     for path in &partials {
-        std::fs::remove_dir_all(path).map_err(|error| FileError::from_io("clean", path, error))?;
+        disk::remove_folder(path).map_err(|error| FileError::from_io("clean", path, error))?;
     }
     remove_partials(output_dir)?;
     stopped::dismiss(output_dir, run, &mut unwatched)
@@ -255,14 +255,14 @@ pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(),
         leaving = parent.join(partial_name(&format!("{name}.removed")));
         if leaving.symlink_metadata().is_ok() {
             watch(&leaving)?;
-            std::fs::remove_dir_all(&leaving).map_err(failed)?;
+            disk::remove_folder(&leaving).map_err(failed)?;
         }
         watch(folder)?;
-        std::fs::rename(folder, &leaving).map_err(failed)?;
+        disk::rename(folder, &leaving).map_err(failed)?;
         sync_folder(parent)?;
     }
     watch(&leaving)?;
-    Ok(std::fs::remove_dir_all(&leaving).map_err(failed)?)
+    Ok(disk::remove_folder(&leaving).map_err(failed)?)
 }
 
 /// Temporary names of checkpoints, whether folders or not.

@@ -198,7 +198,8 @@ fn check_folder(folder: &Path, run: &Identity) -> Result<(), Error> {
 /// run resumes from are checked when they are read, every line.
 fn check_files(output_dir: &Path, from: Option<u64>) -> Result<(), Error> {
     let foreign = |name: &str| Err(Error::Foreign { path: output_dir.join(name), what: NOT_OURS });
-    if from.is_none() && !begins_with(&output_dir.join(metrics::NAME), metrics::LINE_START)? {
+    let path = output_dir.join(metrics::NAME);
+    if from.is_none() && !begins_with(&path, metrics::LINE_START)? && !may_be_torn(output_dir, &path)? {
         return foreign(metrics::NAME);
     }
     if !begins_with(&output_dir.join(RESOLVED), "base_model = ")? {
@@ -237,12 +238,31 @@ fn begins_with(path: &Path, start: &str) -> Result<bool, FileError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
         Err(error) => return Err(failed(error)),
     }
-    let mut begun = Vec::new();
-    File::open(path).map_err(failed)?.take(start.len() as u64).read_to_end(&mut begun).map_err(failed)?;
+    let begun = beginning(path, start)?;
     Ok(begun.is_empty() || begun == start.as_bytes())
 }
 
-/// A lock file of ours is empty or holds a process id.
+/// As many bytes of a file as `start` has, or fewer.
+fn beginning(path: &Path, start: &str) -> Result<Vec<u8>, FileError> {
+    let failed = |error| FileError::from_io("read", path, error);
+    let mut begun = Vec::new();
+    File::open(path).map_err(failed)?.take(start.len() as u64).read_to_end(&mut begun).map_err(failed)?;
+    Ok(begun)
+}
+
+/// Whether a run has begun here, and a power cut may have left this of the first line of its
+/// metrics, which are appended: a part of it, then zeros.
+fn may_be_torn(output_dir: &Path, path: &Path) -> Result<bool, FileError> {
+    let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
+    if !is_file || !latest(output_dir).is_ok_and(|latest| latest == Latest::Begun) {
+        return Ok(false);
+    }
+    let begun = beginning(path, metrics::LINE_START)?;
+    let written = begun.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    Ok(metrics::LINE_START.as_bytes().starts_with(&begun[..written]))
+}
+
+/// A lock file of ours is empty or holds a process id; after a power cut, zeros in its place.
 fn check_lock(output_dir: &Path) -> Result<(), Error> {
     const BYTES_MAX: u64 = 32;
     let path = output_dir.join(Lock::NAME);
@@ -253,6 +273,6 @@ fn check_lock(output_dir: &Path) -> Result<(), Error> {
         Ok(_) => {}
     }
     let text = std::fs::read(&path).map_err(|error| FileError::from_io("read", &path, error))?;
-    let number = text.iter().all(|byte| byte.is_ascii_digit() || byte.is_ascii_whitespace());
+    let number = text.iter().all(|byte| byte.is_ascii_digit() || byte.is_ascii_whitespace() || *byte == 0);
     if number { Ok(()) } else { Err(foreign()) }
 }

@@ -9,8 +9,8 @@ use super::owner;
 use super::read::read_json;
 use super::state::Identity;
 use super::{BeforeWrite, folder_of, unwatched};
-use isobit_proof::FileError;
 use isobit_proof::atomic::{sync_folder, write_atomically};
+use isobit_proof::{FileError, disk};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -75,7 +75,7 @@ fn put(output_dir: &Path, steps: Vec<u64>, watch: BeforeWrite<'_>) -> Result<(),
     let path = output_dir.join(NAME);
     watch(&path)?;
     if steps.is_empty() {
-        std::fs::remove_file(&path).map_err(|error| FileError::from_io("remove", &path, error))?;
+        disk::remove_file(&path).map_err(|error| FileError::from_io("remove", &path, error))?;
         return Ok(sync_folder(output_dir)?);
     }
     let stored = Stored { schema: SCHEMA.to_string(), steps };

@@ -9,7 +9,7 @@ use super::state::{Identity, Progress, Snapshot};
 use super::{ADAPTER, ADAPTER_CONFIG, BeforeWrite, FINAL, MODEL, OPTIMIZER, STATE, folder_name, folder_of, unwatched};
 use isobit_proof::atomic::{sync_folder, write_atomically};
 use isobit_proof::safetensors::NamedTensor;
-use isobit_proof::{FileError, Hash, Manifest};
+use isobit_proof::{FileError, Hash, Manifest, disk};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ pub(super) fn save_watched(
     });
     if let Err(error) = result {
         // A failed save frees its disk space; the original error is the one worth reporting.
-        let _ = std::fs::remove_dir_all(&partial);
+        let _ = disk::remove_folder(&partial);
         return Err(error);
     }
     Pointer { step: snapshot.step, metric: None }.write(output_dir, Pointer::LATEST, watch)?;
@@ -68,7 +68,7 @@ pub fn replace_final<E: From<Error>>(
         Ok(publish(output_dir, &partial, &folder, run, watch)?)
     });
     if let Err(error) = written {
-        let _ = std::fs::remove_dir_all(&partial);
+        let _ = disk::remove_folder(&partial);
         return Err(error);
     }
     Ok(folder)
@@ -164,10 +164,10 @@ fn create_folder(partial: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("write", partial, error);
     if partial.symlink_metadata().is_ok() {
         watch(partial)?;
-        std::fs::remove_dir_all(partial).map_err(failed)?;
+        disk::remove_folder(partial).map_err(failed)?;
     }
     watch(partial)?;
-    Ok(std::fs::create_dir(partial).map_err(failed)?)
+    Ok(disk::create_folder(partial).map_err(failed)?)
 }
 
 /// Whether a valid checkpoint of this name already exists. A damaged one is moved away by
@@ -219,7 +219,7 @@ fn publish(
         remove_folder(folder, watch)?;
     }
     watch(folder)?;
-    std::fs::rename(partial, folder).map_err(failed)?;
+    disk::rename(partial, folder).map_err(failed)?;
     Ok(sync_folder(output_dir)?)
 }
 

@@ -14,7 +14,7 @@ use crate::prepare::RunError;
 use isobit_kernels::Backend;
 use isobit_models::{Merged, Weights};
 use isobit_proof::atomic::sync_folder;
-use isobit_proof::{FileError, Manifest};
+use isobit_proof::{FileError, Manifest, disk};
 use std::path::{Path, PathBuf};
 
 /// A finished folder that does not have its name yet.
@@ -96,9 +96,9 @@ impl Partial {
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let path = parent.join(format!(".{name}.{}.partial", std::process::id()));
         let failed = |error| FileError::from_io("write", &path, error);
-        std::fs::create_dir_all(&parent).map_err(failed)?;
+        disk::create_folders(&parent).map_err(failed)?;
         remove_abandoned(&parent, &name);
-        std::fs::create_dir(&path).map_err(failed)?;
+        disk::create_folder(&path).map_err(failed)?;
         Ok(Self { path, parent, done: false })
     }
 
@@ -107,7 +107,7 @@ impl Partial {
         // Again, in case something appeared in between; a folder with content cannot be renamed
         // over.
         check_target(target)?;
-        std::fs::rename(&self.path, target).map_err(|error| FileError::from_io("write", target, error))?;
+        disk::rename(&self.path, target).map_err(|error| FileError::from_io("write", target, error))?;
         self.done = true;
         Ok(sync_folder(&self.parent)?)
     }
@@ -124,7 +124,7 @@ fn remove_abandoned(parent: &Path, name: &str) {
             rest.strip_suffix(".partial")?.parse::<u32>().ok()
         });
         if process.is_some_and(|process| !is_running(process)) {
-            let _ = std::fs::remove_dir_all(entry.path());
+            let _ = disk::remove_folder(&entry.path());
         }
     }
 }
@@ -148,7 +148,7 @@ impl Drop for Partial {
     fn drop(&mut self) {
         if !self.done {
             // Ignored: the original error is the one to report.
-            let _ = std::fs::remove_dir_all(&self.path);
+            let _ = disk::remove_folder(&self.path);
         }
     }
 }

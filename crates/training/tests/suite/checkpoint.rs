@@ -363,6 +363,24 @@ fn what_is_not_of_this_run_is_refused_and_left_as_it_was() {
     assert_eq!(examine(&folder.path().join("none"), &identity(), Start::Resume).expect("not there"), None);
 }
 
+/// Lines and process ids are not synced before the first checkpoint.
+#[test]
+fn what_a_power_cut_leaves_before_the_first_checkpoint_is_begun_anew() {
+    let torn: [&[u8]; 4] = [b"{\"sch", &[0; 700], b"{\"schema\":\"iso\0\0\0\0", b""];
+    for metrics in torn {
+        let folder = tempfile::tempdir().expect("folder");
+        fs::write(folder.path().join("metrics.jsonl"), metrics).expect("written");
+        fs::write(folder.path().join("LOCK"), [0; 6]).expect("written");
+        let examined = || examine(folder.path(), &identity(), Start::Resume);
+        let is_empty = metrics.is_empty();
+        assert_eq!(examined().is_ok(), is_empty, "without `latest.json` it is not known to be ours");
+        begin(folder.path()).expect("begun");
+        assert_eq!(examined().expect("ours"), None);
+        fs::write(folder.path().join("metrics.jsonl"), "{\"loss\": 2}").expect("written");
+        assert!(matches!(examined(), Err(Error::Foreign { .. })));
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn links_are_neither_followed_nor_replaced() {
