@@ -15,6 +15,7 @@ mod demo_model;
 mod dependencies;
 mod digests;
 mod docs;
+mod drift;
 mod gptq_model;
 mod hip_compile;
 mod laws;
@@ -86,6 +87,9 @@ cargo xtask crash [--seed S] [--states N] [--walks N]
     to the disk fails once; and planted mistakes are found
 cargo xtask crash --kills N [--seed S] [--jobs N] [--case N] [--keep FOLDER]
     N times SIGKILL for the release binary, at random moments, until the folder equals that of an undisturbed run
+cargo xtask drift [--every N] [--model FIXTURE]
+    flips one bit of one result of every op of an update, in every pass, and says what notices: the recomputation check,
+    an audit, replay; fails if a flip that changes a result is not found; --every N tries every N-th call
 cargo xtask plan-table [--device cpu|cuda:N] [--isobit PROGRAM] [--folder FOLDER] [--only N]
     the memory that `isobit plan` predicts for ten runs beside what they take, as a Markdown table; fails if a prediction
     is below, or more than 3 % above (32 MB more below a gigabyte); models with random numbers are made in FOLDER
@@ -134,6 +138,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "torture" => torture::run(arguments)?,
         #[cfg(unix)]
         "crash" => crash::run(arguments)?,
+        "drift" => drift::run(arguments)?,
         "demo-model" => demo_model::run(arguments)?,
         "help" => print!("{HELP}"),
         other => return Err(format!("unknown command `{other}`\n\n{HELP}")),

@@ -49,7 +49,7 @@ fn gradients<E: Engine + ?Sized>(
 }
 
 /// Computes the `number`-th micro-batch of an update, counted round, on both and compares.
-pub(crate) fn check<E: Engine>(
+pub fn check<E: Engine>(
     engine: &E,
     auditor: &mut dyn Auditor,
     rows: &[&Row],
