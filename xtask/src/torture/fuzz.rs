@@ -2,11 +2,12 @@
 //! so that a stack overflow or a failed allocation is a finding and not the end: the parent sees at
 //! which input a worker died or hung, and starts another after it.
 
-use super::fuzz_targets::{TARGETS, Target};
+use super::fuzz_targets::{Reached, TARGETS, Target};
 use super::random::Random;
 use super::{Finding, Report, Settings, locked};
 use crate::arguments::Arguments;
 use crate::repository::now;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -39,7 +40,7 @@ struct Chunk {
 
 pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
     let chunks = chunks(settings)?;
-    let (done, findings) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    let (done, findings, coverage) = (AtomicU64::new(0), Mutex::new(Vec::new()), Mutex::new(Coverage::new()));
     let all = Settings {
         case: None,
         program: settings.program.clone(),
@@ -55,11 +56,13 @@ pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
             let chunk = &chunks[case];
             let (count, found) = supervised(settings.seed, chunk, place)?;
             done.fetch_add(count as u64, Ordering::Relaxed);
+            add_reached(&coverage, chunk.target.name, &place.join(REACHED))?;
             eprintln!("fuzz: {} {}..{}", chunk.target.name, chunk.from, chunk.to);
             locked(&findings).extend(found);
             Ok(Vec::new())
         },
     )?;
+    print_coverage(&locked(&coverage));
     let mut findings = findings.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     findings.sort_by(|a: &Finding, b| (&a.what, a.case).cmp(&(&b.what, b.case)));
     Ok(Report { done: format!("{} inputs of {} targets", done.into_inner(), TARGETS.len()), findings })
@@ -95,6 +98,7 @@ fn supervised(seed: u64, chunk: &Chunk, place: &Path) -> Result<(usize, Vec<Find
     let program = std::env::current_exe().map_err(failed)?;
     let (progress, found) = (place.join("progress"), place.join("findings"));
     std::fs::write(&found, "").map_err(failed)?;
+    super::scene::remove(&place.join(REACHED))?;
     let (mut from, mut findings) = (chunk.from, Vec::new());
     let mut deaths = 0;
     while from < chunk.to {
@@ -180,6 +184,7 @@ pub(crate) fn work(arguments: &mut Arguments) -> Result<(), String> {
     let last = std::sync::Arc::new(Mutex::new(String::new()));
     let seen = std::sync::Arc::clone(&last);
     std::panic::set_hook(Box::new(move |panic| *locked(&seen) = panic.to_string().replace('\n', " ")));
+    let mut reached: BTreeMap<String, u64> = BTreeMap::new();
     for case in from..to {
         progress.write_all_at(&(case as u64).to_le_bytes(), 0).map_err(failed)?;
         let input = (target.make)(&mut Random::of(seed, target.name, case), &corpus);
@@ -187,14 +192,68 @@ pub(crate) fn work(arguments: &mut Arguments) -> Result<(), String> {
             std::fs::write(place.join("input"), &input).map_err(failed)?;
         }
         let what = match catch_unwind(AssertUnwindSafe(|| check(&input))) {
-            Ok(Ok(())) => continue,
+            Ok(Ok(how_far)) => {
+                *reached.entry(kind_of(&how_far)).or_default() += 1;
+                continue;
+            }
             Ok(Err(what)) => what,
             Err(_) => format!("a panic: {}", locked(&last)),
         };
         let what: String = what.replace('\n', " ").chars().take(300).collect();
         writeln!(found, "{case}\t{what}").map_err(failed)?;
     }
+    let mut file = File::options().append(true).create(true).open(place.join(REACHED)).map_err(failed)?;
+    for (kind, count) in reached {
+        writeln!(file, "{count}\t{kind}").map_err(failed)?;
+    }
     Ok(())
+}
+
+/// Where workers write how far inputs got.
+const REACHED: &str = "reached";
+const ACCEPTED: &str = "accepted";
+
+/// An outcome without what depends on the input: messages of one line of code are one kind.
+fn kind_of(reached: &Reached) -> String {
+    let Reached::Refused(text) = reached else { return ACCEPTED.to_string() };
+    let mut kind = String::new();
+    let mut quote = None;
+    for letter in text.chars() {
+        match quote {
+            Some(end) if letter == end => quote = None,
+            Some(_) => {}
+            None if matches!(letter, '"' | '`') => quote = Some(letter),
+            None if letter.is_ascii_digit() || letter.is_control() => {}
+            None => kind.push(letter),
+        }
+        if kind.len() > 160 {
+            break;
+        }
+    }
+    kind
+}
+
+/// How far the inputs of each target got, with counts.
+type Coverage = BTreeMap<&'static str, BTreeMap<String, u64>>;
+
+fn add_reached(coverage: &Mutex<Coverage>, target: &'static str, file: &Path) -> Result<(), String> {
+    let text = if file.exists() { super::run_folder::read(file)? } else { Vec::new() };
+    let mut coverage = locked(coverage);
+    let of_target = coverage.entry(target).or_default();
+    for line in String::from_utf8_lossy(&text).lines() {
+        let (count, kind) = line.split_once('\t').unwrap_or(("0", line));
+        *of_target.entry(kind.to_string()).or_default() += count.parse::<u64>().unwrap_or(0);
+    }
+    Ok(())
+}
+
+/// A table of targets: inputs, how many were accepted, and how many different refusals were seen.
+fn print_coverage(coverage: &Coverage) {
+    println!("| target | inputs | accepted | different refusals |\n|---|---|---|---|");
+    for (target, kinds) in coverage {
+        let (all, accepted) = (kinds.values().sum::<u64>(), kinds.get(ACCEPTED).copied().unwrap_or(0));
+        println!("| {target} | {all} | {accepted} | {} |", kinds.keys().filter(|kind| *kind != ACCEPTED).count());
+    }
 }
 
 fn limit_memory() -> Result<(), String> {

@@ -9,6 +9,7 @@
 mod faults;
 mod files;
 mod fuzz;
+mod fuzz_files;
 mod fuzz_targets;
 mod hostile;
 mod kills;
