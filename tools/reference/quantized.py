@@ -294,7 +294,9 @@ def make_bitsandbytes(name):
     write(name, config, bitsandbytes_tensors, settings, torch.bfloat16, described, targets)
     folder = FIXTURES / name
     tensors = load_file(folder / "model.safetensors")
-    paths = [f"model.layers.0.{path}" for path in ("self_attn.k_proj", "mlp.down_proj")]
+    # Rows of whole blocks only: elsewhere bitsandbytes' CPU kernel takes other blocks than its quantiser, so that the loss and the
+    # gradients of these cases are not those of the file either, and no test compares them.
+    paths = ["model.layers.0.self_attn.k_proj"]
     write_tensors(folder / "expanded.safetensors", {f"{path}.weight": expanded_bitsandbytes(tensors, path) for path in paths})
 
 

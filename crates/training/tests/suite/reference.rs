@@ -310,8 +310,6 @@ cases! {
     qwen3moe_balance = "qwen3moe-aux";
     awq = "awq";
     awq_moe = "awq-moe";
-    fp4 = "fp4";
-    nf4 = "nf4";
     gptq_moe = "gptq-moe";
     gptq_moe_order = "gptq-moe-order";
     gptq_v1 = "gptq-v1";
