@@ -93,6 +93,11 @@ impl<S: Emulation> Emulated<S> {
         })
     }
 
+    /// The card, or the last one if others failed before it.
+    pub fn card(&self) -> &S::Card {
+        &self.card
+    }
+
     /// What the card has done.
     pub fn work(&self) -> u64 {
         self.earlier + S::work(&self.card)

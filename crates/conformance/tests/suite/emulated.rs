@@ -24,7 +24,7 @@ const MFMA_WORK_MAX: u64 = 1_500_000;
 const MFMA_SAMPLE_MAX: u64 = 200_000;
 
 /// Whether the tools are there; a missing one is a skip, or a failure where it is required.
-fn available(test: &str, toolchain: Toolchain) -> bool {
+pub(crate) fn available(test: &str, toolchain: Toolchain) -> bool {
     let why = toolchain.unavailable_because();
     skip(test, &why.iter().map(|why| (toolchain.name().to_string(), why.clone())).collect::<Vec<_>>());
     why.is_none()
@@ -34,13 +34,38 @@ fn emulated(settings: Settings, visit: impl Fn(&mut Emulated)) {
     emulated_up_to(WORK_MAX, settings, visit);
 }
 
-fn emulated_up_to(work_max: u64, settings: Settings, visit: impl Fn(&mut Emulated)) {
+fn emulated_up_to(work_max: u64, settings: Settings, visit: impl Fn(&mut Emulated)) -> Emulated {
     let mut emulated = Emulated::new(settings, work_max).unwrap_or_else(|absent| match absent {
         Absent::Missing(why) | Absent::Broken(why) => panic!("{why}"),
     });
     visit(&mut emulated);
     assert!(emulated.compared > 0, "no case was compared");
     assert!(emulated.differences.is_empty(), "{}", emulated.differences.join("\n"));
+    emulated
+}
+
+/// Kernels that run on matrix cores where there are some.
+const MATRIX_KERNELS: [&str; 8] = [
+    "product_forward",
+    "product_input",
+    "product_weight",
+    "product4_forward",
+    "product4_input",
+    "attention_forward",
+    "attention_grad_query",
+    "attention_grad_key",
+];
+
+/// That these kernels ran, and multiplied by matrix instructions alone.
+fn assert_matrix_cores(emulated: &Emulated, cases_min: usize) {
+    assert!(emulated.compared >= cases_min, "{} cases", emulated.compared);
+    for kernel in MATRIX_KERNELS {
+        let executed = emulated.card().executed(kernel);
+        let times = |start: &str| -> u64 {
+            executed.iter().filter(|(name, _)| name.starts_with(start)).map(|(_, times)| times).sum()
+        };
+        assert!(times("v_mfma_i32") > 0 && times("v_dot4") == 0, "{kernel}: {executed:?}");
+    }
 }
 
 fn sample(test: &str, settings: Settings) {
@@ -64,12 +89,13 @@ fn gfx908_in_hip() {
 fn matrix_cores_of_gfx908() {
     let settings = Settings { seed: 4, ..Settings::new(Architecture::Gfx908) };
     if available("emulated::matrix_cores_of_gfx908", settings.toolchain) {
-        emulated_up_to(MFMA_WORK_MAX, settings, |visitor| {
+        let emulated = emulated_up_to(MFMA_WORK_MAX, settings, |visitor| {
             cases::product::visit(visitor);
             cases::product::visit_tile_borders(visitor);
             cases::product4::visit(visitor);
             cases::attention::visit(visitor);
         });
+        assert_matrix_cores(&emulated, 30);
     }
 }
 
@@ -79,11 +105,12 @@ fn matrix_cores_of_gfx90a_and_gfx942() {
     for (architecture, seed) in [(Architecture::Gfx90a, 5), (Architecture::Gfx942, 6)] {
         let settings = Settings { seed, ..Settings::new(architecture) };
         if available("emulated::matrix_cores_of_gfx90a_and_gfx942", settings.toolchain) {
-            emulated_up_to(MFMA_SAMPLE_MAX, settings, |visitor| {
+            let emulated = emulated_up_to(MFMA_SAMPLE_MAX, settings, |visitor| {
                 some_ops(visitor);
                 cases::product4::visit(visitor);
                 cases::attention::visit(visitor);
             });
+            assert_matrix_cores(&emulated, 10);
         }
     }
 }
