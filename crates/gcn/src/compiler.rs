@@ -136,7 +136,7 @@ impl Toolchain {
 }
 
 /// Lines of source, for messages. No instruction differs with them.
-const LINES: &str = "-gline-tables-only";
+pub const LINES: &str = "-gline-tables-only";
 const LINKERS: [&str; 2] = ["ld.lld-19", "ld.lld"];
 const DISASSEMBLERS: [&str; 3] = ["llvm-objdump-19", "llvm-objdump", "llvm-objdump-15"];
 
@@ -241,41 +241,4 @@ fn piped(mut command: Command, input: Vec<u8>) -> Result<Vec<u8>, String> {
     }
     written.map_err(|error| format!("{name}: {error}"))?;
     Ok(output.stdout)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_of_source_change_no_instruction() {
-        if compiler().is_none() {
-            return;
-        }
-        let source = [
-            include_str!("../../kernels/gpu/cuda.h"),
-            include_str!("../../kernels/gpu/exact.h"),
-            include_str!("../../kernels/gpu/elementary.h"),
-            include_str!("../../kernels/gpu/lanes.h"),
-            include_str!("../../kernels/gpu/philox.h"),
-            include_str!("../../kernels/gpu/slices.h"),
-            include_str!("../../kernels/gpu/product.cl"),
-        ];
-        let request = Request {
-            source: source.concat(),
-            options: vec!["-DSLICES=2".to_string()],
-            architecture: Architecture::Gfx906,
-            dialect: Dialect::Hip,
-            toolchain: Toolchain::Assembly,
-        };
-        let program = |output: &[&str]| {
-            let text = clang(&request, output).unwrap_or_else(|error| panic!("{error}"));
-            crate::assembly::read(&String::from_utf8_lossy(&text)).unwrap_or_else(|error| panic!("{error}"))
-        };
-        // Without the compiler's name, which the reader of assembly does not know.
-        let (with, without) = (program(&["-S", LINES]), program(&["-S", "-Qn"]));
-        assert!(with.code.len() > 1000 && with.code == without.code);
-        let lines = |program: &Program| program.origins.iter().filter(|origin| origin.place.is_some()).count();
-        assert!(lines(&with) > 1000 && lines(&without) == 0);
-    }
 }

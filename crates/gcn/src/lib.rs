@@ -34,4 +34,4 @@ mod vector;
 mod wave;
 
 pub use card::{Card, Settings};
-pub use compiler::{Architecture, COMPILERS, Dialect, Toolchain, compiler};
+pub use compiler::{Architecture, COMPILERS, Dialect, LINES, Toolchain, compiler};

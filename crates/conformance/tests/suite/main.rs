@@ -53,6 +53,7 @@ mod edited;
 mod embedding;
 mod emulated;
 mod emulated_division;
+mod emulated_lines;
 mod exact_division;
 mod float_state;
 mod further;
