@@ -13,7 +13,12 @@ fn conform(arguments: &[&str]) -> (i32, String, String) {
 fn help_lists_every_option() {
     let (code, out, _) = conform(&["--help"]);
     assert_eq!(code, 0);
-    for option in ["--on", "--portable", "--mma-sync", "--path", "--threads", "--small", "--table"] {
+    // The arms of its `match`.
+    let source = include_str!("../../src/bin/conform.rs");
+    let arms = source.lines().filter_map(|line| line.trim().strip_prefix('"')?.split_once("\" =>"));
+    let options: Vec<&str> = arms.map(|(option, _)| option).filter(|option| option.starts_with("--")).collect();
+    assert!(options.len() >= 11 && options.contains(&"--toolchain"), "{options:?}");
+    for option in options {
         assert!(out.contains(&format!("  {option} ")), "{option} in {out}");
     }
 }
