@@ -6,7 +6,7 @@ use isobit_numerics::digest::Digest;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,10 +72,10 @@ impl Cache {
 
     pub(super) fn get(&self, Key(key): Key) -> Option<Vec<u8>> {
         let path = self.path(key);
-        if fs::metadata(&path).ok()?.len() > ENTRY_BYTES_MAX {
-            return None;
-        }
-        let entry = fs::read(path).ok()?;
+        // A pipe or a device has no end.
+        fs::metadata(&path).ok().filter(|about| about.is_file() && about.len() <= ENTRY_BYTES_MAX)?;
+        let mut entry = Vec::new();
+        fs::File::open(path).ok()?.take(ENTRY_BYTES_MAX).read_to_end(&mut entry).ok()?;
         let line_end = entry.iter().position(|byte| *byte == b'\n')?;
         let (line, code) = (&entry[..line_end], &entry[line_end + 1..]);
         let whole = line == header(key, code).as_bytes() && code.starts_with(ELF);
@@ -147,13 +147,22 @@ fn folder_of(loaded: &str) -> Option<PathBuf> {
     Some(Path::new(path).parent()?.to_path_buf())
 }
 
-/// Removes the oldest files of a folder that has grown too large.
+/// Whether a name is one that `write` gives: the digest of a key, and `.co` or what a temporary file
+/// has in its place.
+fn is_ours(name: &str) -> bool {
+    let (key, rest) = name.split_once('.').unwrap_or((name, ""));
+    let is_key = key.len() == 2 * size_of::<Digest>() && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_key && (rest == "co" || rest.split('.').count() == 3 && rest.ends_with(".tmp"))
+}
+
+/// Removes the oldest entries of a folder in which they have grown too large. Files of others stay.
 fn trim(folder: &Path, bytes_max: u64) {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut files: Vec<_> = entries
         .filter_map(|entry| {
             let about = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-            Some((about.modified().ok()?, entry.path(), about.len()))
+            let ours = entry.file_name().to_str().is_some_and(is_ours);
+            ours.then_some((about.modified().ok()?, entry.path(), about.len()))
         })
         .collect();
     let mut bytes: u64 = files.iter().map(|(_, _, length)| length).sum();
@@ -272,6 +281,39 @@ mod tests {
             assert_eq!(count(), 4, "not above the limit");
             trim(&cache.folder, 4 * length - 1);
             assert_eq!(count(), 1, "half of it");
+        });
+    }
+
+    #[test]
+    fn files_of_others_stay() {
+        in_folder("others", |cache| {
+            cache.put(key("sm_90", "source"), CODE);
+            let temporary = cache.folder.join(format!("{}.17.0.tmp", key("sm_90", "killed").0));
+            let others = ["holiday.mp4", "notes.co", "0123456789abcdef0123456789abcdef.tmp"];
+            for path in others.map(|name| cache.folder.join(name)).iter().chain([&temporary]) {
+                fs::write(path, CODE).expect("a file");
+            }
+            trim(&cache.folder, 0);
+            let left = fs::read_dir(&cache.folder).expect("the cache");
+            let mut left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
+            left.sort();
+            assert_eq!(left, [others[2], others[0], others[1]]);
+        });
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_has_no_end_is_no_entry() {
+        in_folder("endless", |cache| {
+            let key = key("sm_90", "source");
+            fs::create_dir_all(&cache.folder).expect("a folder");
+            std::os::unix::fs::symlink("/dev/zero", cache.path(key.0)).expect("a link");
+            assert_eq!(cache.get(key), None);
+            fs::remove_file(cache.path(key.0)).expect("a link");
+            let made = std::process::Command::new("mkfifo").arg(cache.path(key.0)).status().expect("mkfifo");
+            assert!(made.success() && cache.get(key).is_none());
+            cache.put(key, CODE);
+            assert_eq!(cache.get(key).as_deref(), Some(CODE));
         });
     }
 }
