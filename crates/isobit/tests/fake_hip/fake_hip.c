@@ -30,6 +30,14 @@ static int fails(const char *call) {
     while (is("FAKE_HIP_HANGS", call)) {
         sleep(1);
     }
+    // As fast as it can, or a line now and then.
+    for (int quick = is("FAKE_HIP_FLOODS", call); quick || is("FAKE_HIP_CHATS", call);) {
+        puts("warning: something is odd");
+        if (!quick) {
+            fflush(stdout);
+            usleep(5000);
+        }
+    }
     return is("FAKE_HIP_FAILS", call);
 }
 

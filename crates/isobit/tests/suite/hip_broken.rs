@@ -50,19 +50,27 @@ fn a_runtime_that_crashes_takes_nothing_along() {
     assert!(late.contains("hip:0     Fake Instinct 0: ready"), "{late}");
 }
 
+/// One that only prints has not answered.
 #[test]
 fn a_runtime_that_hangs_is_left() {
     let Some(fake) = Fake::new("hip_broken::a_runtime_that_hangs_is_left", &[]) else { return };
-    let start = |call: &str| {
-        let mut command = fake.with("FAKE_HIP_HANGS", call);
+    let start = |(how, call): (&'static str, &str)| {
+        let mut command = fake.with(how, call);
         command.env("ISOBIT_HIP_TIMEOUT", "1").env("ISOBIT_CACHE", "off");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
     };
-    let calls = ["constructor", "hipGetDeviceCount", "hipModuleLaunchKernel", "hiprtcCompileProgram"];
+    let calls = [
+        ("FAKE_HIP_HANGS", "constructor"),
+        ("FAKE_HIP_HANGS", "hipGetDeviceCount"),
+        ("FAKE_HIP_HANGS", "hipModuleLaunchKernel"),
+        ("FAKE_HIP_HANGS", "hiprtcCompileProgram"),
+        ("FAKE_HIP_FLOODS", "constructor"),
+        ("FAKE_HIP_CHATS", "hipGetDeviceCount"),
+    ];
     for (call, child) in calls.map(|call| (call, start(call))) {
         let text = hip_lines(&child.wait_with_output().expect("it ends"));
         for words in ["hung: no answer for 1 seconds", "reinstall it or remove it", "ISOBIT_HIP_TIMEOUT=3 waits"] {
-            assert!(text.contains(words), "{call}: {text}");
+            assert!(text.contains(words), "{call:?}: {text}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Source and options go in through a pipe, and code or an error comes out of another.
 
 use super::compiler::Compiler;
-use super::process::{self, End};
+use super::process::{self, End, Heard, Search};
 use super::settings::{self, Settings};
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -57,8 +57,12 @@ fn serve() -> std::io::Result<()> {
 /// The parent's side.
 pub(super) fn compile(line: &[String], source: &str) -> Result<Vec<u8>, String> {
     let request = joined(line.iter().map(String::as_str).chain([source]));
-    let is_done = |output: &[u8]| answer(output).is_some();
-    let ended = process::run(ARGUMENT, &request, COMPILE_SECONDS_MAX, is_done)?;
+    let mut search = Search::default();
+    let heard = |output: &[u8]| {
+        let found = search.next(output, MARK).and_then(|at| answer(&output[at..]));
+        if found.is_some() { Heard::Everything } else { Heard::Nothing }
+    };
+    let ended = process::run(ARGUMENT, &request, COMPILE_SECONDS_MAX, heard)?;
     answer(&ended.output).unwrap_or_else(|| {
         let said = ended.said();
         Err(match ended.end {

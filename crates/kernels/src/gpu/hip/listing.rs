@@ -2,7 +2,7 @@
 //! even while it is loaded, is an answer like any other. Where the system has no AMD device the
 //! runtime is not opened at all, unless the user named one.
 
-use super::process::{self, End};
+use super::process::{self, End, Heard, Search};
 use super::settings::{self, Open, Settings};
 use super::{child, list_here, system};
 use crate::backend::Device;
@@ -65,7 +65,8 @@ pub(super) fn check() -> Result<(), String> {
 fn found(settings: &Settings) -> &'static Found {
     static FOUND: OnceLock<Found> = OnceLock::new();
     FOUND.get_or_init(|| {
-        match process::run(ARGUMENT, &[], settings.seconds_max, |output| records(output).contains(&Record::End)) {
+        let mut search = Search::default();
+        match process::run(ARGUMENT, &[], settings.seconds_max, |output| heard(&mut search, output)) {
             Ok(ended) => Found::of(&records(&ended.output), &ended.end, &ended.said()),
             Err(error) => Found { died: Some(error.clone()), listings: Err(error) },
         }
@@ -192,6 +193,13 @@ impl Record {
         [MARK, &(body.len() as u64).to_le_bytes(), &body].concat()
     }
 
+    /// The record after a mark, if it is whole and says something, and what follows it.
+    fn split(marked: &[u8]) -> Option<(Option<Self>, &[u8])> {
+        let (length, rest) = marked.get(MARK.len()..)?.split_first_chunk::<8>()?;
+        let (body, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        Some((Self::parse(body), rest))
+    }
+
     fn parse(body: &[u8]) -> Option<Self> {
         let texts = child::texts(body)?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -219,19 +227,30 @@ impl Record {
 fn records(mut output: &[u8]) -> Vec<Record> {
     let mut records = Vec::new();
     while let Some(at) = output.windows(MARK.len()).position(|window| window == MARK) {
-        output = &output[at + MARK.len()..];
-        let body = output
-            .split_first_chunk::<8>()
-            .and_then(|(length, rest)| rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?));
-        let Some((body, rest)) = body else { break };
-        records.extend(Record::parse(body));
+        let Some((record, rest)) = Record::split(&output[at..]) else { break };
+        records.extend(record);
         output = rest;
     }
     records
 }
 
+/// What the child has written since it was last asked.
+fn heard(search: &mut Search, output: &[u8]) -> Heard {
+    let mut heard = Heard::Nothing;
+    while let Some(at) = search.next(output, MARK) {
+        let Some((record, rest)) = Record::split(&output[at..]) else { break };
+        if record == Some(Record::End) {
+            return Heard::Everything;
+        }
+        search.move_on(output.len() - at - rest.len());
+        heard = Heard::More;
+    }
+    heard
+}
+
 #[cfg(test)]
 mod tests {
+    use super::Heard::{Everything, More, Nothing};
     use super::*;
 
     fn card(index: usize, objection: Option<&str>) -> Listing {
@@ -261,6 +280,9 @@ mod tests {
         assert_eq!(records(&bytes), all);
         assert_eq!(records(&bytes[..bytes.len() - 1]), all[..5], "the last is not whole");
         assert_eq!(records(&[MARK, &[0xff; 8], b"card"].concat()), [], "more than there is");
+        let (mut search, end) = (Search::default(), bytes.len() - all[5].bytes().len());
+        let after = [6, end - 8, end - 7, end, end + 9, bytes.len()].map(|length| heard(&mut search, &bytes[..length]));
+        assert_eq!(after, [Nothing, More, More, Nothing, Nothing, Everything]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(20);
@@ -13,7 +13,7 @@ const TICKS_PER_SECOND: u32 = 50;
 /// What a child may go on for when the user wants to stop: most finish by themselves.
 const SECONDS_TO_STOP: u32 = 3;
 /// BOUND: more than a code object or a list of devices has.
-const OUTPUT_BYTES_MAX: u64 = 1 << 30;
+const OUTPUT_BYTES_MAX: u64 = 128 << 20;
 const MESSAGE_BYTES_MAX: u64 = 1 << 20;
 
 static STOP: OnceLock<fn() -> bool> = OnceLock::new();
@@ -52,18 +52,51 @@ impl Ended {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Stream {
-    Output,
-    Messages,
+/// What the output of a child has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing yet, or only what a library printed, which is silence.
+    Nothing,
+    /// More of the answer.
+    More,
+    Everything,
 }
 
-/// Starts this program with one argument, writes `input`, and reads until `is_done`.
+/// Looks for marks in an output that grows, each part of it once.
+#[derive(Default)]
+pub(super) struct Search {
+    searched: usize,
+}
+
+impl Search {
+    /// Where the next mark begins, which is found again until the search moves on.
+    pub(super) fn next(&mut self, output: &[u8], mark: &[u8]) -> Option<usize> {
+        let found = output.get(self.searched..)?.windows(mark.len()).position(|window| window == mark);
+        self.searched = found.map_or((output.len() + 1).saturating_sub(mark.len()), |at| self.searched + at);
+        found.map(|_| self.searched)
+    }
+
+    pub(super) fn move_on(&mut self, bytes: usize) {
+        self.searched += bytes;
+    }
+}
+
+/// What a thread tells about a child.
+enum Event {
+    Output(Vec<u8>),
+    Messages(Vec<u8>),
+    /// A pipe has come to its end.
+    Closed,
+    /// Time passes, however much the child writes.
+    Tick,
+}
+
+/// Starts this program with one argument, writes `input`, and reads until `heard` has everything.
 pub(super) fn run(
     argument: &str,
     input: &[u8],
     silent_seconds_max: u32,
-    is_done: impl Fn(&[u8]) -> bool,
+    heard: impl FnMut(&[u8]) -> Heard,
 ) -> Result<Ended, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
     let mut command = Command::new(program);
@@ -77,10 +110,17 @@ pub(super) fn run(
         let _ = stdin.write_all(input);
     }
     let (sender, receiver) = channel();
-    let reading = read(child.stdout.take(), Stream::Output, OUTPUT_BYTES_MAX, sender.clone())
-        .and_then(|()| read(child.stderr.take(), Stream::Messages, MESSAGE_BYTES_MAX, sender));
+    let reading = read(child.stdout.take(), Event::Output, OUTPUT_BYTES_MAX, sender.clone())
+        .and_then(|()| read(child.stderr.take(), Event::Messages, MESSAGE_BYTES_MAX, sender.clone()))
+        .and_then(|()| {
+            in_thread(move || {
+                while sender.send(Event::Tick).is_ok() {
+                    std::thread::sleep(TICK)
+                }
+            })
+        });
     let ended = match reading {
-        Ok(()) => follow(&mut child, &receiver, silent_seconds_max, is_done),
+        Ok(()) => follow(&mut child, &receiver, silent_seconds_max, heard),
         Err(error) => Err(format!("no thread for a child process: {error}")),
     };
     if !matches!(&ended, Ok(Ended { end: End::Exited(_), .. })) {
@@ -92,51 +132,58 @@ pub(super) fn run(
 /// Sends what comes through a pipe, on a thread of its own.
 fn read(
     pipe: Option<impl Read + Send + 'static>,
-    stream: Stream,
+    event: fn(Vec<u8>) -> Event,
     bytes_max: u64,
-    sender: Sender<(Stream, Vec<u8>)>,
+    sender: Sender<Event>,
 ) -> std::io::Result<()> {
-    let Some(pipe) = pipe else { return Ok(()) };
-    let forward = move || {
-        let (mut pipe, mut bytes) = (pipe.take(bytes_max), vec![0; 1 << 16]);
-        while let Ok(length @ 1..) = pipe.read(&mut bytes) {
-            if sender.send((stream, bytes[..length].to_vec())).is_err() {
-                break;
+    in_thread(move || {
+        let mut bytes = vec![0; 1 << 16];
+        let mut pipe = pipe.map(|pipe| pipe.take(bytes_max));
+        while let Some(Ok(length @ 1..)) = pipe.as_mut().map(|pipe| pipe.read(&mut bytes)) {
+            if sender.send(event(bytes[..length].to_vec())).is_err() {
+                return;
             }
         }
-    };
-    std::thread::Builder::new().name("child".to_string()).spawn(forward).map(|_| ())
+        let _ = sender.send(Event::Closed);
+    })
+}
+
+fn in_thread(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name("child".to_string()).spawn(work).map(|_| ())
 }
 
 fn follow(
     child: &mut Child,
-    receiver: &Receiver<(Stream, Vec<u8>)>,
+    receiver: &Receiver<Event>,
     silent_seconds_max: u32,
-    is_done: impl Fn(&[u8]) -> bool,
+    mut heard: impl FnMut(&[u8]) -> Heard,
 ) -> Result<Ended, String> {
-    let (mut silent, mut stopping) = (0, 0);
+    let (mut silent, mut stopping, mut open) = (0, 0, 2);
     let mut ended = Ended { output: Vec::new(), messages: Vec::new(), end: End::Done };
     loop {
-        match receiver.recv_timeout(TICK) {
-            Ok((Stream::Messages, bytes)) => {
-                ended.messages.extend(bytes);
-                continue;
-            }
-            Ok((Stream::Output, bytes)) => {
+        match receiver.recv().map_err(|error| format!("a child process: {error}"))? {
+            Event::Output(bytes) => {
                 ended.output.extend(bytes);
-                silent = 0;
-                if is_done(&ended.output) {
-                    return Ok(ended);
+                match heard(&ended.output) {
+                    Heard::Everything => return Ok(ended),
+                    Heard::More => silent = 0,
+                    Heard::Nothing => (),
                 }
                 continue;
             }
-            Err(RecvTimeoutError::Timeout) => (),
-            // It has closed its pipes and lives.
-            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(TICK),
+            Event::Messages(bytes) => {
+                ended.messages.extend(bytes);
+                continue;
+            }
+            Event::Closed => {
+                open -= 1;
+                continue;
+            }
+            Event::Tick => (),
         }
         if let Some(status) = child.try_wait().map_err(|error| format!("a child process: {error}"))? {
             ended.end = End::Exited(status);
-            drain(receiver, &mut ended);
+            drain(receiver, &mut ended, open);
             return Ok(ended);
         }
         silent += 1;
@@ -152,13 +199,17 @@ fn follow(
     }
 }
 
-/// What is still in the pipes of a child that has ended. A process that the child left behind may
-/// hold them open.
-fn drain(receiver: &Receiver<(Stream, Vec<u8>)>, ended: &mut Ended) {
-    while let Ok((stream, bytes)) = receiver.recv_timeout(Duration::from_secs(1)) {
-        match stream {
-            Stream::Output => ended.output.extend(bytes),
-            Stream::Messages => ended.messages.extend(bytes),
+/// What is still in the open pipes of a child that has ended, for a second at most: a process that
+/// the child left behind may hold them open.
+fn drain(receiver: &Receiver<Event>, ended: &mut Ended, mut open: usize) {
+    let mut ticks = 0;
+    while open > 0 && ticks < TICKS_PER_SECOND {
+        match receiver.recv() {
+            Ok(Event::Output(bytes)) => ended.output.extend(bytes),
+            Ok(Event::Messages(bytes)) => ended.messages.extend(bytes),
+            Ok(Event::Closed) => open -= 1,
+            Ok(Event::Tick) => ticks += 1,
+            Err(_) => return,
         }
     }
 }
@@ -192,4 +243,23 @@ pub(super) fn watch(seconds_max: u32) {
         std::process::exit(1);
     };
     let _ = std::thread::Builder::new().name("watch".to_string()).spawn(watched);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_an_output_is_searched_once() {
+        let (mut search, mark, mut output) = (Search::default(), b"mark", Vec::new());
+        for (more, found) in [("noise ma", None), ("rk", Some(6)), (" and", Some(6))] {
+            output.extend(more.as_bytes());
+            assert_eq!(search.next(&output, mark), found, "{more}");
+        }
+        search.move_on(mark.len());
+        assert_eq!(search.next(&output, mark), None);
+        assert_eq!(search.searched, output.len() - 3);
+        output.extend(b"mark");
+        assert_eq!(search.next(&output, mark), Some(14));
+    }
 }
