@@ -6,7 +6,7 @@ use crate::memory::ALIGNMENT;
 use crate::program::{Kernel as Entry, Program};
 use isobit_kernels::backend::DeviceFailure;
 use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
-use isobit_kernels::gpu::{Api, Gpu, Selector, hip, source_line};
+use isobit_kernels::gpu::{Api, Gpu, Selector, source_line};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -221,7 +221,7 @@ impl Runtime for Card {
     }
 
     fn has_mfma(&self) -> bool {
-        hip::has_mfma(self.settings.architecture.name()) && !self.settings.portable
+        self.settings.architecture.has_mfma() && !self.settings.portable
     }
 
     fn multiprocessors(&self) -> usize {

@@ -37,6 +37,10 @@ impl Architecture {
             Self::Gfx942 => "gfx942",
         }
     }
+
+    pub fn has_mfma(self) -> bool {
+        hip::has_mfma(self.name())
+    }
 }
 
 impl fmt::Display for Architecture {
@@ -50,7 +54,7 @@ impl FromStr for Architecture {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|architecture| architecture.name() == text);
-        found.ok_or_else(|| format!("no emulator of `{text}`: gfx906, gfx908, gfx90a and gfx942 exist"))
+        found.ok_or_else(|| format!("no emulator of `{text}`: there are {}", Self::ALL.map(Self::name).join(", ")))
     }
 }
 
@@ -241,4 +245,16 @@ fn piped(mut command: Command, input: Vec<u8>) -> Result<Vec<u8>, String> {
     }
     written.map_err(|error| format!("{name}: {error}"))?;
     Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_architecture_of_the_kernels_is_emulated() {
+        assert_eq!(Architecture::ALL.map(Architecture::name), hip::architectures());
+        assert!(Architecture::ALL.into_iter().all(|known| known.name().parse() == Ok(known)));
+        assert!("gfx803".parse::<Architecture>().is_err_and(|error| error.contains("gfx906, gfx908, gfx90a, gfx942")));
+    }
 }

@@ -14,6 +14,12 @@ pub(crate) trait Places {
     fn next(&self) -> u64;
 }
 
+/// A mnemonic without the suffix of its encoding.
+pub fn without_encoding(mnemonic: &str) -> &str {
+    let suffixes = ["_e32", "_e64", "_sdwa", "_dpp"];
+    suffixes.iter().find_map(|suffix| mnemonic.strip_suffix(suffix)).unwrap_or(mnemonic)
+}
+
 /// A line, split.
 struct Line<'a> {
     /// Without the encoding suffix.
@@ -26,8 +32,7 @@ impl<'a> Line<'a> {
     fn new(text: &'a str) -> Self {
         let text = text.trim();
         let (mnemonic, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
-        let suffixes = ["_e32", "_e64", "_sdwa"];
-        let mnemonic = suffixes.iter().find_map(|suffix| mnemonic.strip_suffix(suffix)).unwrap_or(mnemonic);
+        let mnemonic = without_encoding(mnemonic);
         let (mut operands, mut modifiers) = (Vec::new(), Vec::new());
         for field in outside(rest, |c| c == ',') {
             let mut words = outside(field, char::is_whitespace).into_iter().filter(|word| !word.is_empty());

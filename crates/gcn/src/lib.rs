@@ -35,3 +35,4 @@ mod wave;
 
 pub use card::{Card, Settings};
 pub use compiler::{Architecture, COMPILERS, Dialect, LINES, Toolchain, compiler};
+pub use decode::without_encoding;

@@ -7,8 +7,8 @@ mod floats;
 mod integers;
 mod scalars;
 
-use crate::decode::{Nowhere, decode};
-use crate::execute::{Pause, World};
+use crate::decode::{Nowhere, decode, without_encoding};
+use crate::execute::{World, Pause};
 use crate::instruction::{EXEC, LANES};
 use crate::memory::Memory;
 use crate::program::{FloatMode, Origin, Program};
@@ -111,8 +111,7 @@ fn assert_covered(mnemonics: &[&str], tables: &[&str]) {
         let (name, modifier) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let is_it = |text: &&&str| {
             let found = text.split_whitespace().next().unwrap_or_default();
-            let found = found.trim_end_matches("_e32").trim_end_matches("_e64").trim_end_matches("_sdwa");
-            found == name && text.contains(modifier)
+            without_encoding(found) == name && text.contains(modifier)
         };
         assert!(tables.iter().find(is_it).is_some(), "{mnemonic} has no test");
     }
@@ -123,7 +122,7 @@ fn mnemonics(text: &str) -> std::collections::BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let words =
         words.filter(|word| ["s_", "v_", "ds_", "global_", "buffer_"].iter().any(|kind| word.starts_with(kind)));
-    words.map(|word| word.trim_end_matches("_e32").trim_end_matches("_e64").trim_end_matches("_sdwa")).collect()
+    words.map(without_encoding).collect()
 }
 
 /// The decoder names the mnemonics of no group in its own text.

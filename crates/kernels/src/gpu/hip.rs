@@ -23,7 +23,7 @@ pub(super) use listing::{list, serve_as_lister};
 pub use process::stop_children_when;
 pub use settings::{APPENDING_VARIABLES, HIDING_VARIABLES};
 pub use system::{AccessProblem, access_problem};
-pub use target::{architecture_of_version, has_mfma};
+pub use target::{architecture_of_version, architectures, has_mfma};
 
 use super::devices::{Listing, no_such};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, Mark, PageLock, Runtime};

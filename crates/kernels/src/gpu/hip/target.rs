@@ -2,13 +2,30 @@
 
 use std::fmt;
 
-/// Architectures whose machine code is audited (`cargo xtask amd-audit`), and the first ROCm whose
-/// compiler knows them: an older one aborts the process.
-const KNOWN: [(&str, i32); 4] = [("gfx906", 5), ("gfx908", 5), ("gfx90a", 5), ("gfx942", 6)];
+/// An architecture that kernels are made for.
+struct Known {
+    name: &'static str,
+    /// The first ROCm whose compiler knows it: an older one aborts the process.
+    rocm_min: i32,
+    /// Whether it has matrix cores for bytes that the programs named `*_mfma` know.
+    mfma: bool,
+}
 
-/// Whether an architecture has matrix cores for bytes that the programs named `*_mfma` know.
+const KNOWN: [Known; 4] = [
+    Known { name: "gfx906", rocm_min: 5, mfma: false },
+    Known { name: "gfx908", rocm_min: 5, mfma: true },
+    Known { name: "gfx90a", rocm_min: 5, mfma: true },
+    Known { name: "gfx942", rocm_min: 6, mfma: true },
+];
+
+/// Architectures that kernels are made for.
+pub fn architectures() -> [&'static str; KNOWN.len()] {
+    KNOWN.map(|known| known.name)
+}
+
+/// Whether an architecture has matrix cores for bytes.
 pub fn has_mfma(architecture: &str) -> bool {
-    ["gfx908", "gfx90a", "gfx942"].contains(&architecture)
+    KNOWN.iter().any(|known| known.name == architecture && known.mfma)
 }
 
 /// What a device calls itself: `gfx906:sramecc+:xnack-`.
@@ -38,13 +55,13 @@ impl Target {
     /// Why there is no code for it.
     pub(super) fn objection(&self, rocm: i32) -> Option<String> {
         let name = &self.architecture;
-        match KNOWN.into_iter().find(|(known, _)| known == name) {
+        match KNOWN.iter().find(|known| known.name == name) {
             None => {
-                let known = KNOWN.map(|(known, _)| known).join(", ");
+                let known = architectures().join(", ");
                 Some(format!("{name} is not supported: HIP kernels are made for {known}; try the card as `opencl:N`"))
             }
-            Some((_, since)) if rocm < since => {
-                Some(format!("the compiler of ROCm {rocm} does not know {name}: install ROCm {since} or later"))
+            Some(Known { rocm_min, .. }) if rocm < *rocm_min => {
+                Some(format!("the compiler of ROCm {rocm} does not know {name}: install ROCm {rocm_min} or later"))
             }
             Some(_) => None,
         }
@@ -93,8 +110,7 @@ mod tests {
 
     #[test]
     fn matrix_cores_are_known_by_name() {
-        let with: Vec<_> = KNOWN.into_iter().filter(|(name, _)| has_mfma(name)).map(|(name, _)| name).collect();
-        assert_eq!(with, ["gfx908", "gfx90a", "gfx942"]);
+        assert_eq!(architectures().map(has_mfma), [false, true, true, true]);
         assert!(!has_mfma("gfx950") && !has_mfma("gfx1100"));
     }
 
