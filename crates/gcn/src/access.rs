@@ -1,6 +1,6 @@
 //! Loads and stores of the lanes: global, shared and private memory.
 
-use crate::execute::World;
+use crate::execute::Environment;
 use crate::instruction::*;
 use crate::wave::Wave;
 
@@ -27,25 +27,25 @@ impl Wave {
         })
     }
 
-    pub(crate) fn access(&mut self, instruction: &Instruction, world: &mut World) -> Result<(), String> {
+    pub(crate) fn access(&mut self, instruction: &Instruction, environment: &mut Environment) -> Result<(), String> {
         match *instruction {
             Instruction::GlobalLoad { width, data, address, offset } => {
                 let addresses = self.addresses(address, offset)?;
-                self.global_load(width, data, &addresses, world)
+                self.global_load(width, data, &addresses, environment)
             }
             Instruction::GlobalStore { width, data, address, offset } => {
                 let addresses = self.addresses(address, offset)?;
-                self.global_store(width, data, &addresses, world)
+                self.global_store(width, data, &addresses, environment)
             }
             Instruction::SharedLoad { dwords, data, address, offsets, two } => {
-                self.shared_load(dwords, data, address, &offsets[..=two as usize], world)
+                self.shared_load(dwords, data, address, &offsets[..=two as usize], environment)
             }
             Instruction::SharedStore { dwords, data, address, offsets, two } => {
                 let parts = [(data[0], offsets[0]), (data[1], offsets[1])];
-                self.shared_store(dwords, address, &parts[..=two as usize], world)
+                self.shared_store(dwords, address, &parts[..=two as usize], environment)
             }
             Instruction::PrivateLoad { dwords, data, address, offset } => {
-                for lane in lanes(self.exec(), world.lane_order) {
+                for lane in lanes(self.exec(), environment.lane_order) {
                     let first = self.private_address(address, lane, offset)?;
                     for dword in 0..dwords {
                         let (value, defined) = self.private.load(lane, first + 4 * u32::from(dword))?;
@@ -55,7 +55,7 @@ impl Wave {
                 Ok(())
             }
             Instruction::PrivateStore { dwords, data, address, offset } => {
-                for lane in lanes(self.exec(), world.lane_order) {
+                for lane in lanes(self.exec(), environment.lane_order) {
                     let first = self.private_address(address, lane, offset)?;
                     for dword in 0..dwords {
                         let (lanes, defined) = self.vector(data + u16::from(dword));
@@ -81,19 +81,19 @@ impl Wave {
         width: Width,
         data: u16,
         addresses: &[u64; LANES],
-        world: &mut World,
+        environment: &mut Environment,
     ) -> Result<(), String> {
         let exec = self.exec();
-        for lane in lanes(exec, world.lane_order) {
+        for lane in lanes(exec, environment.lane_order) {
             if let Width::Dwords(count) = width {
                 let mut loaded = [(0, false); 4];
                 let loaded = &mut loaded[..count as usize];
-                world.memory.load(addresses[lane], loaded, world.tag)?;
+                environment.memory.load(addresses[lane], loaded, environment.accessor)?;
                 for (register, (value, defined)) in (data..).zip(loaded) {
                     self.put_lane(register, lane, *value, *defined);
                 }
             } else {
-                let (value, defined) = world.memory.load_part(addresses[lane], width, world.tag)?;
+                let (value, defined) = environment.memory.load_part(addresses[lane], width, environment.accessor)?;
                 self.put_lane(data, lane, value, defined);
             }
         }
@@ -105,21 +105,21 @@ impl Wave {
         width: Width,
         data: u16,
         addresses: &[u64; LANES],
-        world: &mut World,
+        environment: &mut Environment,
     ) -> Result<(), String> {
         let count = if let Width::Dwords(count) = width { count } else { 1 };
         for register in data..data + u16::from(count) {
             self.must_be_defined(self.vector(register).1, "what is stored")?;
         }
-        for lane in lanes(self.exec(), world.lane_order) {
+        for lane in lanes(self.exec(), environment.lane_order) {
             let mut values = [0; 4];
             for (register, value) in (data..data + u16::from(count)).zip(&mut values) {
                 *value = self.vector(register).0[lane];
             }
             if width == Width::U16 {
-                world.memory.store_short(addresses[lane], values[0], world.tag)?;
+                environment.memory.store_short(addresses[lane], values[0], environment.accessor)?;
             } else {
-                world.memory.store(addresses[lane], &values[..count as usize], world.tag)?;
+                environment.memory.store(addresses[lane], &values[..count as usize], environment.accessor)?;
             }
         }
         Ok(())
@@ -131,18 +131,18 @@ impl Wave {
         data: u16,
         address: u16,
         offsets: &[u32],
-        world: &mut World,
+        environment: &mut Environment,
     ) -> Result<(), String> {
         let (addresses, defined) = self.vector(address);
         self.must_be_defined(defined, "the address")?;
         let addresses = *addresses;
-        for lane in lanes(self.exec(), world.lane_order) {
+        for lane in lanes(self.exec(), environment.lane_order) {
             let mut register = data;
             for offset in offsets {
                 let mut loaded = [(0, false); 4];
                 let loaded = &mut loaded[..dwords as usize];
                 let address = addresses[lane].wrapping_add(*offset);
-                world.shared.load(address, loaded, world.tag)?;
+                environment.shared.load(address, loaded, environment.accessor)?;
                 for (value, defined) in loaded {
                     if !*defined {
                         return Err(format!("shared memory from byte {address} on is read before it is written"));
@@ -160,11 +160,11 @@ impl Wave {
         dwords: u8,
         address: u16,
         parts: &[(u16, u32)],
-        world: &mut World,
+        environment: &mut Environment,
     ) -> Result<(), String> {
         let (addresses, defined) = self.vector(address);
         self.must_be_defined(defined, "the address")?;
-        for lane in lanes(self.exec(), world.lane_order) {
+        for lane in lanes(self.exec(), environment.lane_order) {
             for (data, offset) in parts {
                 let mut values = [(0, false); 4];
                 for (register, value) in (*data..data + u16::from(dwords)).zip(&mut values) {
@@ -172,7 +172,7 @@ impl Wave {
                     *value = (lanes[lane], defined >> lane & 1 == 1);
                 }
                 let values = &values[..dwords as usize];
-                world.shared.store(addresses[lane].wrapping_add(*offset), values, world.tag)?;
+                environment.shared.store(addresses[lane].wrapping_add(*offset), values, environment.accessor)?;
             }
         }
         Ok(())

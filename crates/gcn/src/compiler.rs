@@ -223,7 +223,7 @@ fn disassembled(object: &[u8]) -> Result<Program, String> {
     let mut command = Command::new(disassembler().ok_or("no llvm-objdump; install llvm-19")?);
     command.args(["-d", "-l", "-"]);
     let text = piped(command, object.to_vec())?;
-    crate::codeobject::read(object, &String::from_utf8_lossy(&text))
+    crate::code_object::read(object, &String::from_utf8_lossy(&text))
 }
 
 /// What a command prints when it is given `input`.

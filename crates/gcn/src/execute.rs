@@ -3,10 +3,10 @@
 use crate::instruction::*;
 use crate::memory::Memory;
 use crate::program::Program;
-use crate::race::Tag;
+use crate::race::Accessor;
 use crate::shared::Shared;
 use crate::vector::{self, Lanes};
-use crate::wave::{Defined, Known, Wave};
+use crate::wave::{LaneValue, ScalarValue, Wave};
 use crate::{divide, float, matrix, scalar};
 use isobit_numerics::Fma;
 
@@ -14,13 +14,13 @@ use isobit_numerics::Fma;
 const STEPS_MAX: u64 = 1 << 31;
 
 /// What a wave can reach besides its registers.
-pub(crate) struct World<'a> {
+pub(crate) struct Environment<'a> {
     pub(crate) program: &'a Program,
     /// Address of the program's image.
     pub(crate) image: u64,
     pub(crate) memory: &'a mut Memory,
     pub(crate) shared: &'a mut Shared,
-    pub(crate) tag: Tag,
+    pub(crate) accessor: Accessor,
     pub(crate) seed: u64,
     /// The order in which lanes access memory.
     pub(crate) lane_order: &'a [usize],
@@ -49,17 +49,17 @@ type Step = Result<Next, String>;
 impl Wave {
     /// Runs until a barrier or the end. After an error `pc` is the instruction that failed.
     #[inline(always)]
-    pub(crate) fn run<F: Fma>(&mut self, world: &mut World) -> Result<Pause, String> {
-        let program = world.program;
+    pub(crate) fn run<F: Fma>(&mut self, environment: &mut Environment) -> Result<Pause, String> {
+        let program = environment.program;
         for _ in 0..STEPS_MAX {
             let Some(instruction) = program.code.get(self.pc) else {
                 return Err("the program runs past its end".to_string());
             };
-            world.steps += 1;
-            if let Some(executed) = world.executed.get_mut(self.pc) {
+            environment.steps += 1;
+            if let Some(executed) = environment.executed.get_mut(self.pc) {
                 *executed += 1;
             }
-            match self.step::<F>(instruction, world)? {
+            match self.step::<F>(instruction, environment)? {
                 Next::Following => self.pc += 1,
                 Next::To(target) => self.pc = target,
                 Next::Pause(pause) => {
@@ -73,20 +73,20 @@ impl Wave {
     }
 
     #[inline(always)]
-    fn step<F: Fma>(&mut self, instruction: &Instruction, world: &mut World) -> Step {
+    fn step<F: Fma>(&mut self, instruction: &Instruction, environment: &mut Environment) -> Step {
         use Instruction as I;
         match *instruction {
-            I::Unary { op, dst, a } => self.unary(op, dst, a, world)?,
-            I::Binary { op, dst, a, b } => self.binary(op, dst, [a, b], world)?,
-            I::Ternary { op, dst, a, b, c } => self.ternary::<F>(op, dst, [a, b, c], world)?,
-            _ => return self.other::<F>(instruction, world),
+            I::Unary { op, dst, a } => self.unary(op, dst, a, environment)?,
+            I::Binary { op, dst, a, b } => self.binary(op, dst, [a, b], environment)?,
+            I::Ternary { op, dst, a, b, c } => self.ternary::<F>(op, dst, [a, b, c], environment)?,
+            _ => return self.other::<F>(instruction, environment),
         }
         Ok(Next::Following)
     }
 
     /// Everything but plain arithmetic of lanes.
     #[inline(always)]
-    fn other<F: Fma>(&mut self, instruction: &Instruction, world: &mut World) -> Step {
+    fn other<F: Fma>(&mut self, instruction: &Instruction, environment: &mut Environment) -> Step {
         use Instruction as I;
         match *instruction {
             I::Nop => {}
@@ -102,14 +102,14 @@ impl Wave {
             | I::ScalarLoad { .. }
             | I::SetMode { .. }
             | I::IndexOn { .. }
-            | I::IndexOff => self.scalar_step(instruction, world)?,
+            | I::IndexOff => self.scalar_step(instruction, environment)?,
             I::GlobalLoad { .. }
             | I::GlobalStore { .. }
             | I::SharedLoad { .. }
             | I::SharedStore { .. }
             | I::PrivateLoad { .. }
-            | I::PrivateStore { .. } => self.access(instruction, world)?,
-            _ => self.vector_step::<F>(instruction, world)?,
+            | I::PrivateStore { .. } => self.access(instruction, environment)?,
+            _ => self.vector_step::<F>(instruction, environment)?,
         }
         Ok(Next::Following)
     }
@@ -126,7 +126,7 @@ impl Wave {
         })
     }
 
-    fn scalar_step(&mut self, instruction: &Instruction, world: &mut World) -> Result<(), String> {
+    fn scalar_step(&mut self, instruction: &Instruction, environment: &mut Environment) -> Result<(), String> {
         match *instruction {
             Instruction::ScalarUnary { op, dst, a } => {
                 let a = self.scalar_source(a, op.is_wide());
@@ -156,12 +156,12 @@ impl Wave {
                 let defined = a.1 & b.1 == u64::MAX;
                 self.scc = defined.then(|| scalar::compare(op, a.0, b.0));
             }
-            Instruction::GetPc { dst, next } => self.set_wide(dst, world.image.wrapping_add(next)),
+            Instruction::GetPc { dst, next } => self.set_wide(dst, environment.image.wrapping_add(next)),
             Instruction::ScalarLoad { dst, dwords, base, offset } => {
                 let address = self.get_wide(base)?.wrapping_add_signed(offset) & !3;
                 let mut loaded = [(0, false); 16];
                 let loaded = &mut loaded[..dwords as usize];
-                world.memory.load(address, loaded, world.tag)?;
+                environment.memory.load(address, loaded, environment.accessor)?;
                 for (register, (value, defined)) in (dst..).zip(loaded) {
                     self.set_known(register, (*value, if *defined { u32::MAX } else { 0 }));
                 }
@@ -179,7 +179,7 @@ impl Wave {
     }
 
     /// EXEC must be defined; other registers may be in part.
-    fn set_result(&mut self, dst: u8, (value, defined): Known<u64>, wide: bool) -> Result<(), String> {
+    fn set_result(&mut self, dst: u8, (value, defined): ScalarValue<u64>, wide: bool) -> Result<(), String> {
         if dst >= EXEC && defined != u64::MAX {
             return Err("EXEC depends on a register or memory that was never written".to_string());
         }
@@ -191,7 +191,7 @@ impl Wave {
         Ok(())
     }
 
-    fn scalar_unary(&mut self, op: ScalarUnary, dst: u8, (a, defined): Known<u64>) -> Result<(), String> {
+    fn scalar_unary(&mut self, op: ScalarUnary, dst: u8, (a, defined): ScalarValue<u64>) -> Result<(), String> {
         let old = self.exec();
         let of_exec = match op {
             ScalarUnary::AndSaveExec => Some(ScalarBinary::And64),
@@ -254,7 +254,7 @@ impl Wave {
     }
 
     #[inline(always)]
-    fn unary(&mut self, op: Unary, dst: u16, a: Operand, world: &World) -> Result<(), String> {
+    fn unary(&mut self, op: Unary, dst: u16, a: Operand, environment: &Environment) -> Result<(), String> {
         let mut a = a;
         if let Some(index) = self.index {
             let Source::Vector(register) = a.source else { return Err("an index without a register".to_string()) };
@@ -267,16 +267,16 @@ impl Wave {
         if op.takes_float() {
             self.flush_sources(&mut [&mut x]);
         }
-        let mut out = vector::unary(op, &x, world.seed);
+        let mut out = vector::unary(op, &x, environment.seed);
         if op.makes_float() {
-            self.finish_floats(&mut out, world.seed);
+            self.finish_floats(&mut out, environment.seed);
         }
         self.put(dst, &out, defined);
         Ok(())
     }
 
     #[inline(always)]
-    fn binary(&mut self, op: Binary, dst: u16, [a, b]: [Operand; 2], world: &World) -> Result<(), String> {
+    fn binary(&mut self, op: Binary, dst: u16, [a, b]: [Operand; 2], environment: &Environment) -> Result<(), String> {
         self.not_indexed()?;
         let ((mut x, defined_x), (mut y, defined_y)) = (self.operand(a), self.operand(b));
         let out = if op.is_float() {
@@ -285,7 +285,7 @@ impl Wave {
                 self.flush_sources(&mut [&mut y]);
             }
             let mut out = vector::binary(op, &x, &y);
-            self.finish_floats(&mut out, world.seed);
+            self.finish_floats(&mut out, environment.seed);
             out
         } else {
             vector::binary(op, &x, &y)
@@ -295,7 +295,13 @@ impl Wave {
     }
 
     #[inline(always)]
-    fn ternary<F: Fma>(&mut self, op: Ternary, dst: u16, [a, b, c]: [Operand; 3], world: &World) -> Result<(), String> {
+    fn ternary<F: Fma>(
+        &mut self,
+        op: Ternary,
+        dst: u16,
+        [a, b, c]: [Operand; 3],
+        environment: &Environment,
+    ) -> Result<(), String> {
         self.not_indexed()?;
         let (mut x, defined_x) = self.operand(a);
         let (mut y, defined_y) = self.operand(b);
@@ -303,7 +309,7 @@ impl Wave {
         let out = if op.is_float() {
             self.flush_sources(&mut [&mut x, &mut y, &mut z]);
             let mut out = vector::ternary::<F>(op, &x, &y, &z);
-            self.finish_floats(&mut out, world.seed);
+            self.finish_floats(&mut out, environment.seed);
             out
         } else {
             vector::ternary::<F>(op, &x, &y, &z)
@@ -326,7 +332,7 @@ impl Wave {
     }
 
     #[inline(always)]
-    fn vector_step<F: Fma>(&mut self, instruction: &Instruction, world: &mut World) -> Result<(), String> {
+    fn vector_step<F: Fma>(&mut self, instruction: &Instruction, environment: &mut Environment) -> Result<(), String> {
         self.not_indexed()?;
         match *instruction {
             Instruction::Compare { op, dst, a, b } => {
@@ -352,15 +358,17 @@ impl Wave {
                 Ok(())
             }
             Instruction::Packed { op, dst, sources, halves, negate } => {
-                let low = self.half::<F>(op, 0, sources, halves[0], negate[0], world.seed);
-                let high = self.half::<F>(op, 1, sources, halves[1], negate[1], world.seed);
+                let low = self.half::<F>(op, 0, sources, halves[0], negate[0], environment.seed);
+                let high = self.half::<F>(op, 1, sources, halves[1], negate[1], environment.seed);
                 self.put(dst, &low.0, low.1);
                 self.put(dst + 1, &high.0, high.1);
                 Ok(())
             }
-            Instruction::DivideScale { dst, mask, a, b, c } => self.divide_scale(dst, mask, [a, b, c], world.seed),
+            Instruction::DivideScale { dst, mask, a, b, c } => {
+                self.divide_scale(dst, mask, [a, b, c], environment.seed)
+            }
             Instruction::DivideFmas { dst, a, b, c } => {
-                self.divide_fmas::<F>(dst, [a, b, c], world.seed);
+                self.divide_fmas::<F>(dst, [a, b, c], environment.seed);
                 Ok(())
             }
             Instruction::Matrix { op, dst, a, b, c } => self.matrix(op, dst, a, b, c),
@@ -419,7 +427,7 @@ impl Wave {
         halves: u8,
         negate: u8,
         seed: u64,
-    ) -> Defined<Lanes> {
+    ) -> LaneValue<Lanes> {
         let source = |index: usize| {
             let half = halves >> index & 1;
             let source = match sources[index] {
@@ -444,7 +452,7 @@ impl Wave {
         (out, defined_x & defined_y & defined_z)
     }
 
-    fn three(&self, [a, b, c]: [Operand; 3]) -> Defined<[Lanes; 3]> {
+    fn three(&self, [a, b, c]: [Operand; 3]) -> LaneValue<[Lanes; 3]> {
         let ((x, defined_x), (y, defined_y), (z, defined_z)) = (self.operand(a), self.operand(b), self.operand(c));
         let mut all = [x, y, z];
         if self.mode.denormals & 1 == 0 {

@@ -1,11 +1,11 @@
 //! Launches: groups one after the other in seeded order, and within a group its waves from barrier
 //! to barrier, in an order that the seed changes at every barrier.
 
-use crate::execute::{Pause, World};
+use crate::execute::{Environment, Pause};
 use crate::instruction::LANES;
 use crate::memory::Memory;
 use crate::program::{Kernel, Origin, Program};
-use crate::race::Tag;
+use crate::race::Accessor;
 use crate::random::{mix, order};
 use crate::shared::Shared;
 use crate::wave::{Start, Wave};
@@ -75,7 +75,7 @@ impl Launch<'_> {
         if self.group_size == 0 || self.group_size > kernel.group_size_max.min(1024) {
             return Err(format!("groups of {}; the kernel is for {}", self.group_size, kernel.group_size_max));
         }
-        if self.groups >= Tag::GROUPS_MAX {
+        if self.groups >= Accessor::GROUPS_MAX {
             return Err(format!("{} groups are more than the emulator counts", self.groups));
         }
         if self.shared_bytes() > SHARED_BYTES_MAX {
@@ -107,7 +107,7 @@ impl Machine {
         self.executed.clear();
         self.executed.resize(launch.program.code.len(), 0);
         self.launches += 1;
-        if self.launches >= Tag::LAUNCHES_MAX {
+        if self.launches >= Accessor::LAUNCHES_MAX {
             return Err(launch.fault(None, "more launches than the emulator counts".to_string()));
         }
         let bytes = launch.arguments.len().max(launch.kernel.argument_bytes);
@@ -120,52 +120,53 @@ impl Machine {
         while self.waves.len() < wave_count {
             self.waves.push(Wave::new(mix(self.seed, self.waves.len() as u64) as u32));
         }
-        let turn = if self.seed == 0 { 0 } else { mix(self.seed, self.launches) };
-        self.lane_order = order(turn, LANES);
-        let mut shared = Shared::new(launch.shared_bytes(), turn as u32);
-        let ran = order(turn, launch.groups).into_iter().try_for_each(|group| {
+        let launch_seed = if self.seed == 0 { 0 } else { mix(self.seed, self.launches) };
+        self.lane_order = order(launch_seed, LANES);
+        let mut shared = Shared::new(launch.shared_bytes(), launch_seed as u32);
+        let ran = order(launch_seed, launch.groups).into_iter().try_for_each(|group| {
             shared.forget();
             let start = Start {
                 kernel: launch.kernel,
                 arguments,
                 group: group as u32,
                 group_size: launch.group_size,
-                poison: turn as u32,
+                poison: launch_seed as u32,
             };
-            self.group(launch, &start, &mut shared, mix(turn, group as u64) * u64::from(turn != 0))
+            let group_seed = if launch_seed == 0 { 0 } else { mix(launch_seed, group as u64) };
+            self.group(launch, &start, &mut shared, group_seed)
         });
         self.memory.release(arguments);
         ran
     }
 
     /// Runs a group: all waves to a barrier, then all to the next one.
-    fn group(&mut self, launch: &Launch, start: &Start, shared: &mut Shared, turn: u64) -> Result<(), Fault> {
+    fn group(&mut self, launch: &Launch, start: &Start, shared: &mut Shared, group_seed: u64) -> Result<(), Fault> {
         let wave_count = launch.group_size.div_ceil(LANES);
         let waves = &mut self.waves[..wave_count];
         for (index, wave) in waves.iter_mut().enumerate() {
             wave.enter(index, start);
         }
-        for epoch in 0..Tag::EPOCHS_MAX {
-            let turn = if turn == 0 { 0 } else { mix(turn, epoch as u64) };
+        for epoch in 0..Accessor::EPOCHS_MAX {
+            let epoch_seed = if group_seed == 0 { 0 } else { mix(group_seed, epoch as u64) };
             let mut waiting = false;
-            for index in order(turn, wave_count) {
+            for index in order(epoch_seed, wave_count) {
                 let wave = &mut waves[index];
                 if wave.ended {
                     continue;
                 }
-                let mut world = World {
+                let mut environment = Environment {
                     program: launch.program,
                     image: launch.image,
                     memory: &mut self.memory,
                     shared,
-                    tag: Tag::new(self.launches, start.group as usize, epoch, index),
+                    accessor: Accessor::new(self.launches, start.group as usize, epoch, index),
                     seed: self.seed,
                     lane_order: &self.lane_order,
                     steps: 0,
                     executed: &mut self.executed,
                 };
-                let paused = run(wave, &mut world).map_err(|what| launch.fault(Some(wave.pc), what));
-                self.steps += world.steps;
+                let paused = run(wave, &mut environment).map_err(|what| launch.fault(Some(wave.pc), what));
+                self.steps += environment.steps;
                 waiting |= paused? == Pause::Barrier;
             }
             if !waiting {
@@ -177,18 +178,18 @@ impl Machine {
 }
 
 /// Runs a wave to its next pause with the widest instructions of the host; the bits are the same.
-fn run(wave: &mut Wave, world: &mut World) -> Result<Pause, String> {
+fn run(wave: &mut Wave, environment: &mut Environment) -> Result<Pause, String> {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2,fma,bmi1,bmi2")]
-        fn wide(wave: &mut Wave, world: &mut World) -> Result<Pause, String> {
-            wave.run::<HardFma>(world)
+        fn wide(wave: &mut Wave, environment: &mut Environment) -> Result<Pause, String> {
+            wave.run::<HardFma>(environment)
         }
         let vectors = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         if vectors && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2") {
             // SAFETY: the host has every feature that is enabled above.
-            return unsafe { wide(wave, world) };
+            return unsafe { wide(wave, environment) };
         }
     }
-    wave.run::<SoftFma>(world)
+    wave.run::<SoftFma>(environment)
 }

@@ -9,7 +9,7 @@
 mod access;
 mod assembly;
 mod card;
-mod codeobject;
+mod code_object;
 mod compiler;
 mod decode;
 mod divide;

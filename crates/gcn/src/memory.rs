@@ -2,7 +2,7 @@
 //! definedness and races between waves and groups of a launch.
 
 use crate::instruction::Width;
-use crate::race::{Cell, Tag};
+use crate::race::{Accessor, Cell};
 use crate::random::mix;
 
 /// Bytes of address space per buffer; an index error of less than this hits no other buffer.
@@ -115,7 +115,7 @@ impl Memory {
 
     /// A kernel reads `count` dwords into `to`.
     #[inline(always)]
-    pub(crate) fn load(&mut self, address: u64, to: &mut [Loaded], by: Tag) -> Result<(), String> {
+    pub(crate) fn load(&mut self, address: u64, to: &mut [Loaded], by: Accessor) -> Result<(), String> {
         let (buffer, offset) = self.find(address, 4 * to.len() as u64)?;
         if !offset.is_multiple_of(4) {
             return Err(misaligned(address, 4));
@@ -129,7 +129,7 @@ impl Memory {
     }
 
     /// A kernel reads less than a dword; extended to a dword.
-    pub(crate) fn load_part(&mut self, address: u64, width: Width, by: Tag) -> Result<Loaded, String> {
+    pub(crate) fn load_part(&mut self, address: u64, width: Width, by: Accessor) -> Result<Loaded, String> {
         let bytes = width.bytes();
         let (buffer, offset) = self.find(address, bytes)?;
         if !(offset as u64).is_multiple_of(bytes) {
@@ -150,7 +150,7 @@ impl Memory {
 
     /// A kernel writes dwords.
     #[inline(always)]
-    pub(crate) fn store(&mut self, address: u64, from: &[u32], by: Tag) -> Result<(), String> {
+    pub(crate) fn store(&mut self, address: u64, from: &[u32], by: Accessor) -> Result<(), String> {
         let (buffer, offset) = self.find(address, 4 * from.len() as u64)?;
         if !offset.is_multiple_of(4) {
             return Err(misaligned(address, 4));
@@ -168,7 +168,7 @@ impl Memory {
     }
 
     /// A kernel writes two bytes.
-    pub(crate) fn store_short(&mut self, address: u64, value: u32, by: Tag) -> Result<(), String> {
+    pub(crate) fn store_short(&mut self, address: u64, value: u32, by: Accessor) -> Result<(), String> {
         let (buffer, offset) = self.find(address, 2)?;
         if !offset.is_multiple_of(2) {
             return Err(misaligned(address, 2));
@@ -194,7 +194,7 @@ fn misaligned(address: u64, bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn words(memory: &mut Memory, address: u64, count: usize, by: Tag) -> Result<Vec<Loaded>, String> {
+    fn words(memory: &mut Memory, address: u64, count: usize, by: Accessor) -> Result<Vec<Loaded>, String> {
         let mut to = vec![(0, false); count];
         memory.load(address, &mut to, by).map(|()| to)
     }
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn accesses_outside_a_buffer_are_errors() {
         let mut memory = Memory::new(0);
-        let (a, by) = (memory.allocate(10).expect("memory"), Tag::new(1, 0, 0, 0));
+        let (a, by) = (memory.allocate(10).expect("memory"), Accessor::new(1, 0, 0, 0));
         assert!(memory.store(a + 4, &[1], by).is_ok());
         for (address, count) in [(a + 8, 1), (a + 12, 1), (a - 4, 1), (a, 3), (a + (1 << 40), 1), (0, 1)] {
             assert!(words(&mut memory, address, count, by).is_err(), "{address:#x}");
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn undefined_bytes_are_known() {
         let mut memory = Memory::new(3);
-        let (a, by) = (memory.allocate(16).expect("memory"), Tag::new(1, 0, 0, 0));
+        let (a, by) = (memory.allocate(16).expect("memory"), Accessor::new(1, 0, 0, 0));
         memory.write(a, &[1, 2, 3, 4, 5]).expect("inside");
         memory.store_short(a + 8, 0x1_2345, by).expect("inside");
         let got = words(&mut memory, a, 3, by).expect("inside");
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn small_loads_extend() {
         let mut memory = Memory::new(0);
-        let (a, by) = (memory.allocate(4).expect("memory"), Tag::new(1, 0, 0, 0));
+        let (a, by) = (memory.allocate(4).expect("memory"), Accessor::new(1, 0, 0, 0));
         memory.write(a, &[0x80, 0xff, 0x00, 0x80]).expect("inside");
         let mut load = |at, width| memory.load_part(a + at, width, by).expect("inside").0;
         assert_eq!((load(0, Width::U8), load(0, Width::I8)), (0x80, 0xffff_ff80));
@@ -255,8 +255,8 @@ mod tests {
 
     #[test]
     fn races_between_waves_and_groups() {
-        let tag = Tag::new;
-        let ordered = |first: (bool, Tag), second: (bool, Tag)| {
+        let by = Accessor::new;
+        let ordered = |first: (bool, Accessor), second: (bool, Accessor)| {
             let mut memory = Memory::new(0);
             let a = memory.allocate(4).expect("memory");
             let mut access = |(write, by)| {
@@ -266,15 +266,15 @@ mod tests {
             access(second).is_ok()
         };
         let (read, write) = (false, true);
-        assert!(!ordered((write, tag(1, 0, 0, 0)), (read, tag(1, 0, 0, 1))), "no barrier between waves");
-        assert!(!ordered((read, tag(1, 0, 0, 0)), (write, tag(1, 0, 0, 1))));
-        assert!(!ordered((write, tag(1, 0, 0, 0)), (write, tag(1, 0, 0, 1))));
-        assert!(ordered((read, tag(1, 0, 0, 0)), (read, tag(1, 0, 0, 1))), "two readers");
-        assert!(ordered((write, tag(1, 0, 0, 0)), (read, tag(1, 0, 1, 1))), "a barrier between");
-        assert!(ordered((write, tag(1, 0, 0, 0)), (write, tag(1, 0, 0, 0))), "one wave is in order");
-        assert!(!ordered((write, tag(1, 0, 0, 0)), (read, tag(1, 1, 3, 0))), "groups are never ordered");
-        assert!(!ordered((read, tag(1, 1, 0, 0)), (write, tag(1, 0, 3, 0))));
-        assert!(ordered((write, tag(1, 0, 0, 0)), (read, tag(2, 1, 0, 0))), "launches are");
+        assert!(!ordered((write, by(1, 0, 0, 0)), (read, by(1, 0, 0, 1))), "no barrier between waves");
+        assert!(!ordered((read, by(1, 0, 0, 0)), (write, by(1, 0, 0, 1))));
+        assert!(!ordered((write, by(1, 0, 0, 0)), (write, by(1, 0, 0, 1))));
+        assert!(ordered((read, by(1, 0, 0, 0)), (read, by(1, 0, 0, 1))), "two readers");
+        assert!(ordered((write, by(1, 0, 0, 0)), (read, by(1, 0, 1, 1))), "a barrier between");
+        assert!(ordered((write, by(1, 0, 0, 0)), (write, by(1, 0, 0, 0))), "one wave is in order");
+        assert!(!ordered((write, by(1, 0, 0, 0)), (read, by(1, 1, 3, 0))), "groups are never ordered");
+        assert!(!ordered((read, by(1, 1, 0, 0)), (write, by(1, 0, 3, 0))));
+        assert!(ordered((write, by(1, 0, 0, 0)), (read, by(2, 1, 0, 0))), "launches are");
     }
 
     #[test]
@@ -282,13 +282,13 @@ mod tests {
         let mut memory = Memory::new(0);
         let a = memory.allocate(4).expect("memory");
         for wave in 0..2 {
-            words(&mut memory, a, 1, Tag::new(1, 0, 0, wave)).expect("a read");
+            words(&mut memory, a, 1, Accessor::new(1, 0, 0, wave)).expect("a read");
         }
-        assert!(memory.store(a, &[0], Tag::new(1, 0, 0, 1)).is_err(), "wave 0 still reads");
-        assert!(memory.store(a, &[0], Tag::new(1, 0, 1, 1)).is_ok());
+        assert!(memory.store(a, &[0], Accessor::new(1, 0, 0, 1)).is_err(), "wave 0 still reads");
+        assert!(memory.store(a, &[0], Accessor::new(1, 0, 1, 1)).is_ok());
         for group in 0..2 {
-            words(&mut memory, a, 1, Tag::new(2, group, 0, 0)).expect("a read");
+            words(&mut memory, a, 1, Accessor::new(2, group, 0, 0)).expect("a read");
         }
-        assert!(memory.store(a, &[0], Tag::new(2, 1, 9, 0)).expect_err("a race").contains("several groups"));
+        assert!(memory.store(a, &[0], Accessor::new(2, 1, 9, 0)).expect_err("a race").contains("several groups"));
     }
 }

@@ -4,7 +4,7 @@
 /// Who accesses: launch, group, barriers passed by the group, wave. Order by barriers is decided by
 /// comparing the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Tag(u64);
+pub(crate) struct Accessor(u64);
 
 const WAVE_BITS: u32 = 5;
 const EPOCH_BITS: u32 = 20;
@@ -13,7 +13,7 @@ const GROUP_BITS: u32 = 21;
 const WAVES: u64 = (1 << WAVE_BITS) - 1;
 const GROUPS: u64 = (1 << GROUP_BITS) - 1;
 
-impl Tag {
+impl Accessor {
     pub(crate) const GROUPS_MAX: usize = GROUPS as usize;
     pub(crate) const EPOCHS_MAX: usize = 1 << EPOCH_BITS;
     pub(crate) const LAUNCHES_MAX: u64 = 1 << (64 - WAVE_BITS - EPOCH_BITS - GROUP_BITS);
@@ -64,13 +64,13 @@ impl Tag {
 /// The last accesses to a place in memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cell {
-    write: Tag,
-    read: Tag,
+    write: Accessor,
+    read: Accessor,
 }
 
 impl Cell {
     #[inline(always)]
-    pub(crate) fn read(&mut self, by: Tag) -> Result<(), String> {
+    pub(crate) fn read(&mut self, by: Accessor) -> Result<(), String> {
         if self.read == by && !self.write.races(by) {
             return Ok(());
         }
@@ -84,7 +84,7 @@ impl Cell {
     }
 
     #[inline(always)]
-    pub(crate) fn write(&mut self, by: Tag) -> Result<(), String> {
+    pub(crate) fn write(&mut self, by: Accessor) -> Result<(), String> {
         if self.write.races(by) {
             return Err(race("written here and written", self.write, by));
         }
@@ -97,7 +97,7 @@ impl Cell {
 }
 
 #[cold]
-fn race(what: &str, other: Tag, by: Tag) -> String {
+fn race(what: &str, other: Accessor, by: Accessor) -> String {
     let who = if other.group() == by.group() {
         match other.wave() {
             WAVES => "several waves of the group, without a barrier between".to_string(),

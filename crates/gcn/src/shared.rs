@@ -1,7 +1,7 @@
 //! Memory that a group shares (LDS), and the private memory of its lanes.
 
 use crate::instruction::LANES;
-use crate::race::{Cell, Tag};
+use crate::race::{Accessor, Cell};
 
 /// The shared memory of one group.
 pub(crate) struct Shared {
@@ -37,7 +37,7 @@ impl Shared {
     }
 
     #[inline(always)]
-    pub(crate) fn load(&mut self, address: u32, to: &mut [(u32, bool)], by: Tag) -> Result<(), String> {
+    pub(crate) fn load(&mut self, address: u32, to: &mut [(u32, bool)], by: Accessor) -> Result<(), String> {
         let first = self.index(address, to.len())?;
         for (word, to) in (first..).zip(to) {
             self.cells[word].read(by)?;
@@ -47,7 +47,7 @@ impl Shared {
     }
 
     #[inline(always)]
-    pub(crate) fn store(&mut self, address: u32, from: &[(u32, bool)], by: Tag) -> Result<(), String> {
+    pub(crate) fn store(&mut self, address: u32, from: &[(u32, bool)], by: Accessor) -> Result<(), String> {
         let first = self.index(address, from.len())?;
         for (word, (value, defined)) in (first..).zip(from) {
             self.cells[word].write(by)?;
@@ -98,8 +98,8 @@ impl Private {
 mod tests {
     use super::*;
 
-    fn by(epoch: usize, wave: usize) -> Tag {
-        Tag::new(1, 0, epoch, wave)
+    fn by(epoch: usize, wave: usize) -> Accessor {
+        Accessor::new(1, 0, epoch, wave)
     }
 
     #[test]

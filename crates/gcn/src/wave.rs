@@ -7,10 +7,10 @@ use crate::shared::Private;
 use crate::vector::{Lanes, WideLanes};
 
 /// A scalar value and its defined bits.
-pub(crate) type Known<T> = (T, T);
+pub(crate) type ScalarValue<T> = (T, T);
 
 /// The value of a source in every lane, and the lanes in which it was ever written.
-pub(crate) type Defined<T> = (T, u64);
+pub(crate) type LaneValue<T> = (T, u64);
 
 pub(crate) struct Wave {
     pub(crate) pc: usize,
@@ -111,11 +111,11 @@ impl Wave {
     }
 
     /// The value of a register and its defined bits.
-    pub(crate) fn known(&self, register: u8) -> Known<u32> {
+    pub(crate) fn known(&self, register: u8) -> ScalarValue<u32> {
         (self.scalar[register as usize], self.scalar_defined[register as usize])
     }
 
-    pub(crate) fn known_wide(&self, register: u8) -> Known<u64> {
+    pub(crate) fn known_wide(&self, register: u8) -> ScalarValue<u64> {
         let ((low, low_defined), (high, high_defined)) = (self.known(register), self.known(register + 1));
         ((high as u64) << 32 | low as u64, (high_defined as u64) << 32 | low_defined as u64)
     }
@@ -139,7 +139,7 @@ impl Wave {
         self.set_known(register, (value, u32::MAX));
     }
 
-    pub(crate) fn set_known(&mut self, register: u8, (value, defined): Known<u32>) {
+    pub(crate) fn set_known(&mut self, register: u8, (value, defined): ScalarValue<u32>) {
         self.scalar[register as usize] = value;
         self.scalar_defined[register as usize] = defined;
         if register >= EXEC {
@@ -152,12 +152,12 @@ impl Wave {
         self.set_known_wide(register, (value, u64::MAX));
     }
 
-    pub(crate) fn set_known_wide(&mut self, register: u8, (value, defined): Known<u64>) {
+    pub(crate) fn set_known_wide(&mut self, register: u8, (value, defined): ScalarValue<u64>) {
         self.set_known(register, (value as u32, defined as u32));
         self.set_known(register + 1, ((value >> 32) as u32, (defined >> 32) as u32));
     }
 
-    pub(crate) fn scalar_source(&self, source: ScalarSource, wide: bool) -> Known<u64> {
+    pub(crate) fn scalar_source(&self, source: ScalarSource, wide: bool) -> ScalarValue<u64> {
         match source {
             ScalarSource::Constant(value) => (value, u64::MAX),
             ScalarSource::Register(register) if wide => self.known_wide(register),
@@ -181,13 +181,13 @@ impl Wave {
         self.scc.ok_or_else(|| "SCC is used, and depends on what was never written".to_string())
     }
 
-    pub(crate) fn vector(&self, register: u16) -> Defined<&Lanes> {
+    pub(crate) fn vector(&self, register: u16) -> LaneValue<&Lanes> {
         (&self.vector[register as usize], self.vector_defined[register as usize])
     }
 
     /// The value of a 32-bit source, with its modifiers.
     #[inline(always)]
-    pub(crate) fn operand(&self, operand: Operand) -> Defined<Lanes> {
+    pub(crate) fn operand(&self, operand: Operand) -> LaneValue<Lanes> {
         let (mut lanes, defined) = match operand.source {
             Source::Vector(register) => {
                 let (lanes, defined) = self.vector(register);

@@ -8,11 +8,11 @@ mod integers;
 mod scalars;
 
 use crate::decode::{Nowhere, decode, without_encoding};
-use crate::execute::{World, Pause};
+use crate::execute::{Environment, Pause};
 use crate::instruction::{EXEC, LANES};
 use crate::memory::Memory;
 use crate::program::{FloatMode, Origin, Program};
-use crate::race::Tag;
+use crate::race::Accessor;
 use crate::random::order;
 use crate::shared::{Private, Shared};
 use crate::wave::Wave;
@@ -44,18 +44,18 @@ impl Bench {
             program.origins.push(Origin { text: line.into(), place: None });
         }
         self.wave.pc = 0;
-        let mut world = World {
+        let mut environment = Environment {
             program: &program,
             image: 0x1_0000_0000,
             memory: &mut self.memory,
             shared: &mut self.shared,
-            tag: Tag::new(1, 0, 0, 0),
+            accessor: Accessor::new(1, 0, 0, 0),
             seed: self.seed,
             lane_order: &order(self.seed, LANES),
             steps: 0,
             executed: &mut [],
         };
-        self.wave.run::<SoftFma>(&mut world)
+        self.wave.run::<SoftFma>(&mut environment)
     }
 
     /// Executes the lines, to their end.
