@@ -1,10 +1,8 @@
-// Division and square root, correctly rounded, integer division, and the casts that are exact;
-// besides, what every program needs: the size of a group, and a load of four numbers. A device that
-// promises correct rounding uses its own division. On AMD, whose reciprocal and root are off by up
-// to a ULP, and where a driver promises nothing (SOFT_DIVISION), the device gives only an estimate;
-// integers correct it and round once, so that the bits do not depend on the estimate.
+// Division and square root, correctly rounded, integer division, and the casts that are exact. A
+// device that promises correct rounding uses its own division. On AMD, whose reciprocal and root are
+// off by up to a ULP, and where a driver promises nothing (SOFT_DIVISION), the device gives only an
+// estimate; integers correct it and round once, so that the bits do not depend on the estimate.
 
-#define GROUP 256
 #define F32_INFINITY 0x7f800000u
 #define CANONICAL_NAN 0x7fc00000u
 #define SIGN_BIT 0x80000000u
@@ -195,15 +193,6 @@ FUNCTION ulong div_u64(ulong a, ulong b) {
 #define mod_u32(a, b) ((uint)(a) - div_u32(a, b) * (uint)(b))
 #define mod_u64(a, b) ((ulong)(a) - div_u64(a, b) * (ulong)(b))
 #endif
-
-// Four numbers from an address that is a multiple of 16 bytes.
-FUNCTION void load4_global(float *to, GLOBAL const float *from) {
-    FLOAT4 four = *(GLOBAL const FLOAT4 *)from;
-    to[0] = four.x;
-    to[1] = four.y;
-    to[2] = four.z;
-    to[3] = four.w;
-}
 
 // Difference of the exponent biases, 127 - 15, and 2^-14, the smallest normal float16, as float32
 // bits.

@@ -1,6 +1,8 @@
 // Lane sums (docs/numerics.md, "Lane sums"), the 32 lanes in memory that the group shares.
 
 #define LANES 32
+// Work items of a group.
+#define GROUP 256
 
 // Adds the 32 numbers by halves. Every work item of the group calls it; `lanes` is complete on
 // return and the result is lanes[0]. Barriers on both sides.

@@ -28,13 +28,11 @@ FUNCTION void fetch_halves(INT4 *to, GLOBAL const int *planes, ulong plane, ulon
 
 // Adds the products of both tiles to the sums of a wave.
 FUNCTION void multiply4(INT16 *sums, LOCAL_POINTER const int *left, LOCAL_POINTER const int *right) {
-    uint row = local_index() % SIDE;
-    uint half_wave = local_index() % WAVE / SIDE;
-    left += local_index() / WAVE % 2u * SIDE * PITCH;
-    right += local_index() / (2u * WAVE) * BLOCKS * SIDE * PITCH;
+    left += wave_left();
+    right += wave_right();
     #pragma unroll
     for (uint piece = 0u; piece < 4u; piece += 2u) {
-        uint word = place(row, piece + half_wave);
+        uint word = lane_place(piece);
         INT4 a[BLOCKS];
         #pragma unroll
         for (uint block = 0u; block < BLOCKS; block++) {
@@ -130,12 +128,7 @@ MFMA_KERNEL product4_forward(
     uint column = column_tile + output_column();
     uint inside = columns_inside(row, rows, column, columns);
     GLOBAL float *out = y + ((ulong)(tile.first + row) * columns + column);
-    #pragma unroll
-    for (uint i = 0u; i < BLOCKS * EACH; i++) {
-        if (element_column(i) < inside) {
-            out[element_column(i)] = acc[i];
-        }
-    }
+    store_results(out, acc, inside);
 }
 
 // Arguments as in product4.cl.

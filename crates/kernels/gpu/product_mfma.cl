@@ -168,15 +168,29 @@ FUNCTION void clear(INT16 *sums) {
     }
 }
 
-// Adds the products of both tiles to the sums of a wave.
-FUNCTION void multiply(INT16 *sums, LOCAL_POINTER const int *left, LOCAL_POINTER const int *right) {
+// Words of the tiles at which a wave's rows begin.
+FUNCTION uint wave_left(void) {
+    return local_index() / WAVE % 2u * SIDE * PITCH;
+}
+
+FUNCTION uint wave_right(void) {
+    return local_index() / (2u * WAVE) * BLOCKS * SIDE * PITCH;
+}
+
+// Word of a wave's rows that a lane reads first of two pieces.
+FUNCTION uint lane_place(uint piece) {
     uint row = local_index() % SIDE;
     uint half_wave = local_index() % WAVE / SIDE;
-    left += local_index() / WAVE % 2u * SIDE * PITCH;
-    right += local_index() / (2u * WAVE) * BLOCKS * SIDE * PITCH;
+    return place(row, piece + half_wave);
+}
+
+// Adds the products of both tiles to the sums of a wave.
+FUNCTION void multiply(INT16 *sums, LOCAL_POINTER const int *left, LOCAL_POINTER const int *right) {
+    left += wave_left();
+    right += wave_right();
     #pragma unroll
     for (uint piece = 0u; piece < 4u; piece += 2u) {
-        uint word = place(row, piece + half_wave);
+        uint word = lane_place(piece);
         INT4 b[SLICES];
         #pragma unroll
         for (uint s = 0u; s < SLICES; s++) {
@@ -212,6 +226,23 @@ FUNCTION void accumulate_rows(float *acc, const INT16 *sums, float scale) {
         #pragma unroll
         for (uint r = 0u; r < EACH; r++) {
             acc[block * EACH + r] = fma_rn(value_of(sums, block, r), scale, acc[block * EACH + r]);
+        }
+    }
+}
+
+// Results of a lane from and to memory: those that are inside.
+FUNCTION void load_results(float *acc, GLOBAL const float *out, uint inside) {
+    #pragma unroll
+    for (uint i = 0u; i < BLOCKS * EACH; i++) {
+        acc[i] = element_column(i) < inside ? out[element_column(i)] : 0.0f;
+    }
+}
+
+FUNCTION void store_results(GLOBAL float *out, const float *acc, uint inside) {
+    #pragma unroll
+    for (uint i = 0u; i < BLOCKS * EACH; i++) {
+        if (element_column(i) < inside) {
+            out[element_column(i)] = acc[i];
         }
     }
 }
@@ -307,10 +338,7 @@ MFMA_KERNEL product_input(
     uint inside = columns_inside(row, rows, column, columns);
     GLOBAL float *out = dx + ((ulong)(tile.first + row) * columns + column);
     float acc[BLOCKS * EACH];
-    #pragma unroll
-    for (uint i = 0u; i < BLOCKS * EACH; i++) {
-        acc[i] = !fresh && element_column(i) < inside ? out[element_column(i)] : 0.0f;
-    }
+    load_results(acc, out, fresh ? 0u : inside);
     if (width > 0u) {
         fetch_along(from_left, LEFT_UNITS, left, left_plane, left_at, left_words, rows);
         fetch_transposed(from_right, RIGHT_UNITS, right, right_plane, right_at, right_words, width);
@@ -336,12 +364,7 @@ MFMA_KERNEL product_input(
         }
         accumulate_rows(acc, sums, row < rows ? left_scales[(left_first + row) * chunks + chunk] : 0.0f);
     }
-    #pragma unroll
-    for (uint i = 0u; i < BLOCKS * EACH; i++) {
-        if (element_column(i) < inside) {
-            out[element_column(i)] = acc[i];
-        }
-    }
+    store_results(out, acc, inside);
 }
 
 // Arguments as in product.cl.
@@ -367,10 +390,7 @@ MFMA_KERNEL product_weight(
     uint inside = columns_inside(row, rows, column, columns);
     GLOBAL float *out = dw + ((first_row + row) * columns + column);
     float acc[BLOCKS * EACH];
-    #pragma unroll
-    for (uint i = 0u; i < BLOCKS * EACH; i++) {
-        acc[i] = element_column(i) < inside ? out[element_column(i)] : 0.0f;
-    }
+    load_results(acc, out, inside);
     for (uint chunk = first_chunk; chunk < end_chunk; chunk++) {
         ulong start = table[(ulong)chunk * 2u] - base;
         uint length = table[(ulong)chunk * 2u + 1u];
@@ -408,10 +428,5 @@ MFMA_KERNEL product_weight(
             acc[i] = fma_rn(value_of(sums, i / EACH, i % EACH), scale, acc[i]);
         }
     }
-    #pragma unroll
-    for (uint i = 0u; i < BLOCKS * EACH; i++) {
-        if (element_column(i) < inside) {
-            out[element_column(i)] = acc[i];
-        }
-    }
+    store_results(out, acc, inside);
 }

@@ -84,6 +84,15 @@ FUNCTION void slice_chunk(
     }
 }
 
+// Four numbers from an address that is a multiple of 16 bytes.
+FUNCTION void load4_global(float *to, GLOBAL const float *from) {
+    FLOAT4 four = *(GLOBAL const FLOAT4 *)from;
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+}
+
 // One group per (row, chunk).
 KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *scales, GLOBAL const float *x, uint rows, uint width) {
     LOCAL uint scratch[CHUNK_GROUP];

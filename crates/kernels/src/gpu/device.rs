@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Work items per group, unless a kernel specifies otherwise: `GROUP` in `gpu/exact.h`.
+/// Work items per group, unless a kernel specifies otherwise: `GROUP` in `gpu/lanes.h`.
 pub(super) const GROUP: usize = 256;
 
 /// The number of groups and of work items per group.
