@@ -142,7 +142,7 @@ KERNEL(GROUP) attention_slice(
             for (int s = 0; s < SLICES; s++) {
                 ulong plane = ((ulong)head * SLICES + (ulong)s) * words + word;
                 by_width[plane * places + place + row] =
-                    pack4(slice_of(q[0], s), slice_of(q[1], s), slice_of(q[2], s), slice_of(q[3], s));
+                    packed_slice(q, s);
             }
         }
     }
@@ -158,7 +158,7 @@ KERNEL(GROUP) attention_slice(
             for (int s = 0; s < SLICES; s++) {
                 ulong plane = ((ulong)head * SLICES + (ulong)s) * (places / 4u) + place / 4u + word;
                 by_place[plane * width + d] =
-                    pack4(slice_of(q[0], s), slice_of(q[1], s), slice_of(q[2], s), slice_of(q[3], s));
+                    packed_slice(q, s);
             }
         }
     }
@@ -174,6 +174,9 @@ FUNCTION void load_rows(
 }
 
 #ifndef ATTENTION_MFMA
+// Words that a product takes at a time.
+#define WORDS_TOGETHER 4u
+
 // Scores of a work item: one column, half of the rows.
 FUNCTION uint score_row(uint n, uint row_count) {
     return local_index() / TILE * (row_count / 2u) + n;
@@ -181,6 +184,24 @@ FUNCTION uint score_row(uint n, uint row_count) {
 
 FUNCTION uint score_column(uint n) {
     return local_index() % TILE;
+}
+
+// Adds the products of one word of the width to a work item's scores; `offset` is that of its column.
+FUNCTION void add_word(
+    Sums *sums, LOCAL_POINTER const int *rows, GLOBAL const int *columns, uint words, uint places, uint row_count,
+    uint word, uint *offset
+) {
+    int column[SLICES];
+    for (uint s = 0u; s < SLICES; s++) {
+        column[s] = load_word(columns + (ulong)(s * words + word) * places, offset);
+    }
+    for (uint n = 0u; n < row_count / 2u; n++) {
+        int row[SLICES];
+        for (uint s = 0u; s < SLICES; s++) {
+            row[s] = rows[(s * words + word) * row_count + score_row(n, row_count)];
+        }
+        sums[n] = add_products(sums[n], row, column);
+    }
 }
 
 // Products over the width of a work item's scores, if its column is one of those from `first` to
@@ -196,18 +217,17 @@ FUNCTION void products_over_width(
     if (at < first || at >= end) {
         return;
     }
-    for (uint word = 0u; word < words; word++) {
-        int column[SLICES];
-        for (uint s = 0u; s < SLICES; s++) {
-            column[s] = columns[(ulong)(s * words + word) * places + at];
+    uint word = 0u;
+    uint offset = at * 4u;
+    columns = uniform_pointer(columns);
+    for (; word + WORDS_TOGETHER <= words; word += WORDS_TOGETHER) {
+        #pragma unroll
+        for (uint i = 0u; i < WORDS_TOGETHER; i++) {
+            add_word(sums, rows, columns, words, places, row_count, word + i, &offset);
         }
-        for (uint n = 0u; n < row_count / 2u; n++) {
-            int row[SLICES];
-            for (uint s = 0u; s < SLICES; s++) {
-                row[s] = rows[(s * words + word) * row_count + score_row(n, row_count)];
-            }
-            sums[n] = add_products(sums[n], row, column);
-        }
+    }
+    for (; word < words; word++) {
+        add_word(sums, rows, columns, words, places, row_count, word, &offset);
     }
 }
 #endif
@@ -244,7 +264,7 @@ FUNCTION void slice_weights(
         }
         for (int s = 0; s < SLICES; s++) {
             weights[((uint)s * row_count + row) * WEIGHT_PITCH + word] =
-                pack4(slice_of(q[0], s), slice_of(q[1], s), slice_of(q[2], s), slice_of(q[3], s));
+                packed_slice(q, s);
         }
     }
 }
@@ -284,10 +304,13 @@ FUNCTION void add_tile_by(
     for (uint n = 0u; n < row_count / step; n++) {
         sums[n] = no_sums();
     }
-    for (uint word = first_word; word < end_word; word++) {
+    uint offset = column * 4u;
+    planes = uniform_pointer(planes);
+    end_word = uniform(end_word);
+    for (uint word = uniform(first_word); word < end_word; word++) {
         int positions[SLICES];
         for (uint s = 0u; s < SLICES; s++) {
-            positions[s] = planes[s * slice_step + (ulong)word * width + column];
+            positions[s] = load_word(planes + s * slice_step + (ulong)word * width, &offset);
         }
         for (uint n = 0u; n < row_count / step; n++) {
             int weight[SLICES];

@@ -36,16 +36,12 @@ FUNCTION INT4 add_block(INT4 sums, const int *a, const int *b) {
 // A wave's number in its group, which all its lanes share: branches on it keep all lanes active, as
 // matrix instructions need.
 FUNCTION uint wave_index(void) {
-    return (uint)__builtin_amdgcn_readfirstlane((int)(local_index() / WAVE));
+    return uniform(local_index() / WAVE);
 }
 
 // Row of element r of a lane.
 FUNCTION uint block_row(uint r) {
     return local_index() % WAVE / BLOCK * 4u + r;
-}
-
-FUNCTION uint clamp_index(uint x, uint first, uint end) {
-    return x < first ? first : x < end ? x : end - 1u;
 }
 
 // Adds the kept products of all pairs of slices.
@@ -77,8 +73,31 @@ FUNCTION uint score_column(uint n) {
     return (local_index() / WAVE * SCORE_BLOCKS + n / 4u) * BLOCK + local_index() % BLOCK;
 }
 
+// The two words of a lane in a step that has `count` words, and all bits where they exist: the last
+// one stands in for words beyond it, which are zero in the rows.
+FUNCTION void lane_words(uint *own, uint *mask, uint count) {
+    #pragma unroll
+    for (uint i = 0u; i < 2u; i++) {
+        uint word = local_index() % WAVE / BLOCK + i * 4u;
+        own[i] = word < count ? word : count - 1u;
+        mask[i] = word < count ? 0xffffffffu : 0u;
+    }
+}
+
+// BOUND: a step's words of all places lie within 2^32 bytes.
+FUNCTION void column_offsets(uint offset[SCORE_BLOCKS][2], const uint *own, const uint *column, uint places) {
+    #pragma unroll
+    for (uint block = 0u; block < SCORE_BLOCKS; block++) {
+        #pragma unroll
+        for (uint i = 0u; i < 2u; i++) {
+            offset[block][i] = (own[i] * places + column[block]) * 4u;
+        }
+    }
+}
+
 // Products over the width of a work item's scores. Columns that are not from `first` to before
-// `end` give numbers that nobody reads; `columns` are the planes of the tile's columns.
+// `end` give numbers that nobody reads; they exist, since spans are padded to PLACE_BLOCK places.
+// `columns` are the planes of the tile's columns.
 FUNCTION void products_over_width(
     Sums *sums, LOCAL_POINTER const int *rows, GLOBAL const int *columns, uint words, uint places, uint row_count,
     uint first, uint end
@@ -87,7 +106,7 @@ FUNCTION void products_over_width(
     uint column[SCORE_BLOCKS];
     #pragma unroll
     for (uint block = 0u; block < SCORE_BLOCKS; block++) {
-        column[block] = clamp_index(score_column(block * 4u), first, end);
+        column[block] = score_column(block * 4u);
         #pragma unroll
         for (uint s = 0u; s < SLICES; s++) {
             acc[block][s] = 0;
@@ -95,22 +114,30 @@ FUNCTION void products_over_width(
     }
     uint wave_first = wave_index() * SCORE_BLOCKS * BLOCK;
     if (wave_first < end && wave_first + SCORE_BLOCKS * BLOCK > first) {
-        uint lane_word = local_index() % WAVE / BLOCK;
+        // A lane's words of a step, and where its columns have them.
+        uint own[2];
+        uint offset[SCORE_BLOCKS][2];
+        uint mask[2];
+        columns = uniform_pointer(columns);
+        lane_words(own, mask, STEP_WORDS);
+        column_offsets(offset, own, column, places);
         for (uint word = 0u; word < words; word += STEP_WORDS) {
+            if (words - word < STEP_WORDS) {
+                lane_words(own, mask, words - word);
+                column_offsets(offset, own, column, places);
+            }
             int a[SLICES][2];
             int b[SCORE_BLOCKS][SLICES][2];
             #pragma unroll
-            for (uint i = 0u; i < 2u; i++) {
-                // Words beyond the width are zero in the rows, whatever is in the columns.
-                uint here = word + lane_word + i * 4u;
-                uint from = here < words ? here : words - 1u;
+            for (uint s = 0u; s < SLICES; s++) {
+                GLOBAL const int *shared = columns + (ulong)(s * words + word) * places;
                 #pragma unroll
-                for (uint s = 0u; s < SLICES; s++) {
-                    int row = rows[(s * words + from) * row_count + local_index() % BLOCK];
-                    a[s][i] = here < words ? row : 0;
+                for (uint i = 0u; i < 2u; i++) {
+                    int row = rows[(s * words + word) * row_count + own[i] * row_count + local_index() % BLOCK];
+                    a[s][i] = row & (int)mask[i];
                     #pragma unroll
                     for (uint block = 0u; block < SCORE_BLOCKS; block++) {
-                        b[block][s][i] = columns[(ulong)(s * words + from) * places + column[block]];
+                        b[block][s][i] = load_word(shared, &offset[block][i]);
                     }
                 }
             }
@@ -137,33 +164,42 @@ FUNCTION uint result_column(uint n, uint width) {
 
 // What a tile adds to this work item's results: acc = fma(product over the tile, scale, acc *
 // decay) for every row that sees something of the tile. Weights of places that are not seen are
-// zero, so words that are not from `first` to before `end` may be others.
+// zero, whatever the words of a step that are not from `first` to before `end`; they exist, since
+// spans are padded to PLACE_BLOCK places.
 FUNCTION void add_tile(
     float *acc, LOCAL_POINTER const int *weights, LOCAL_POINTER const float *scales, LOCAL_POINTER const float *decays,
     LOCAL_POINTER const uint *active, GLOBAL const int *planes, ulong slice_step, uint width, uint first, uint end,
     uint row_count
 ) {
     uint lane_word = local_index() % WAVE / BLOCK;
+    planes = uniform_pointer(planes);
+    first = uniform(first) / STEP_WORDS * STEP_WORDS;
+    end = uniform(end);
     #pragma unroll
     for (uint block = 0u; block < RESULT_BLOCKS; block++) {
         if ((wave_index() + block * 4u) * BLOCK < width) {
-            uint column = clamp_index(result_column(block * 4u, width), 0u, width);
+            uint column = result_column(block * 4u, width);
+            column = column < width ? column : width - 1u;
+            uint offset[2];
+            #pragma unroll
+            for (uint i = 0u; i < 2u; i++) {
+                offset[i] = ((lane_word + i * 4u) * width + column) * 4u;
+            }
             INT4 sums[SLICES];
             #pragma unroll
             for (uint s = 0u; s < SLICES; s++) {
                 sums[s] = 0;
             }
-            for (uint word = first / STEP_WORDS * STEP_WORDS; word < end; word += STEP_WORDS) {
+            for (uint word = first; word < end; word += STEP_WORDS) {
                 int a[SLICES][2];
                 int b[SLICES][2];
                 #pragma unroll
                 for (uint i = 0u; i < 2u; i++) {
                     uint here = word + lane_word + i * 4u;
-                    uint from = clamp_index(here, first, end);
                     #pragma unroll
                     for (uint s = 0u; s < SLICES; s++) {
                         a[s][i] = weights[(s * row_count + local_index() % BLOCK) * WEIGHT_PITCH + here];
-                        b[s][i] = planes[s * slice_step + (ulong)from * width + column];
+                        b[s][i] = load_word(planes + s * slice_step + (ulong)word * width, &offset[i]);
                     }
                 }
                 add_slices(sums, a, b);

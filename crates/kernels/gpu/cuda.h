@@ -30,6 +30,8 @@ typedef unsigned long long ulong;
 #define LOCAL_POINTER
 
 #if defined(__HIP__)
+// Where pointers do not name their memory, of one into global memory for sure.
+#define GLOBAL_SPACE __attribute__((address_space(1)))
 #define local_index() ((uint)__builtin_amdgcn_workitem_id_x())
 #define group_index() ((uint)__builtin_amdgcn_workgroup_id_x())
 #define barrier_local() \
@@ -53,6 +55,7 @@ typedef unsigned long long ulong;
 #define dot4(a, b, acc) __builtin_amdgcn_sdot4(a, b, acc, false)
 #endif
 #else
+#define GLOBAL_SPACE
 #define local_index() ((uint)threadIdx.x)
 #define group_index() ((uint)blockIdx.x)
 #define barrier_local() __syncthreads()

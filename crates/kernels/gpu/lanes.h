@@ -4,6 +4,35 @@
 // Work items of a group.
 #define GROUP 256
 
+// A number that is the same in all lanes of a wave, for AMD's scalar unit.
+FUNCTION uint uniform(uint x) {
+#if defined(__AMDGCN__)
+    return (uint)__builtin_amdgcn_readfirstlane((int)x);
+#else
+    return x;
+#endif
+}
+
+FUNCTION GLOBAL const int *uniform_pointer(GLOBAL const int *pointer) {
+#if defined(__AMDGCN__)
+    ulong address = (ulong)pointer;
+    return (GLOBAL const int *)((ulong)uniform((uint)(address >> 32)) << 32 | uniform((uint)address));
+#else
+    return pointer;
+#endif
+}
+
+// The word at a uniform pointer plus a lane's offset in bytes. AMD's devices add the two in the load
+// instruction, which the compiler uses only if it cannot move parts of the sum.
+FUNCTION int load_word(GLOBAL const int *shared, uint *offset) {
+    GLOBAL_SPACE const uchar *pointer = (GLOBAL_SPACE const uchar *)shared;
+#if defined(__AMDGCN__)
+    __asm__("" : "+s"(pointer));
+    __asm__("" : "+v"(*offset));
+#endif
+    return *(GLOBAL_SPACE const int *)(pointer + *offset);
+}
+
 // Adds the 32 numbers by halves. Every work item of the group calls it; `lanes` is complete on
 // return and the result is lanes[0]. Barriers on both sides.
 FUNCTION void tree_sum(LOCAL_POINTER float *lanes) {

@@ -7,6 +7,7 @@
 #define KERNEL(group) __kernel __attribute__((reqd_work_group_size(group, 1, 1))) void
 #define FUNCTION static inline
 #define GLOBAL __global
+#define GLOBAL_SPACE __global
 // A variable shared by the group, and a pointer to one.
 #define LOCAL __local
 #define LOCAL_POINTER __local

@@ -1,10 +1,8 @@
 // Numbers to slices in few instructions, for the kernels of NVIDIA cards that only slice
 // (docs/numerics.md, "Slices").
 
-// The integer of a number, of which the bits below SLICES bytes count. With two slices what
-// quantise() gives, in fewer instructions: numbers are at most 32512 * (1 + 2^-22), so none is
-// rounded beyond the limit, and adding 1.5 * 2^23 leaves the integer, rounded half to even, in the
-// lowest bits. Where the multiplier is zero, x may be infinite or NaN.
+// The integer of a number, of which the bits below SLICES bytes count: those that quantise() gives,
+// with two slices in one instruction less.
 FUNCTION uint integer(float x, float multiplier) {
 #if SLICES == 2
     return multiplier == 0.0f ? 0u : as_u32(__fadd_rn(__fmul_rn(x, multiplier), 12582912.0f));
@@ -13,8 +11,7 @@ FUNCTION uint integer(float x, float multiplier) {
 #endif
 }
 
-// Slice number `slice` of four integers, packed. What slice_of() gives is a byte of the integer
-// after rounding away the slices below it.
+// What packed_slice() gives.
 FUNCTION int packed_slices(const uint *q, int slice) {
     const int byte = SLICES - 1 - slice;
     const uint rounding = byte == 0 ? 0u : byte == 1 ? 0x80u : 0x8080u;

@@ -52,8 +52,7 @@ FUNCTION void store_slices(GLOBAL int *planes, ulong plane, ulong at, const floa
         q[i] = quantise(x[i], multiplier[i]);
     }
     for (int s = 0; s < SLICES; s++) {
-        planes[(ulong)s * plane + at] =
-            pack4(slice_of(q[0], s), slice_of(q[1], s), slice_of(q[2], s), slice_of(q[3], s));
+        planes[(ulong)s * plane + at] = packed_slice(q, s);
     }
 }
 

@@ -73,31 +73,43 @@ FUNCTION float group_scale(uint max_bits) {
     return max_bits >= F32_INFINITY ? as_f32(CANONICAL_NAN) : div_rn(as_f32(max_bits), SCALE_DIVISOR);
 }
 
-// round_half_even(x * multiplier), within the limit; zero where the multiplier is.
+// round_half_even(x * multiplier), within the limit; zero where the multiplier is, and x may be
+// infinite or NaN. BOUND: at most SLICE_LIMIT * (1 + 2^-22), so adding 2^23, or 1.5 * 2^23, leaves
+// the rounded integer in the lowest bits.
 FUNCTION int quantise(float x, float multiplier) {
     float scaled = x * multiplier;
-    float size = magnitude(scaled);
-    float rounded_size = (size + 8388608.0f) - 8388608.0f;
-    rounded_size = rounded_size > SLICE_LIMIT ? SLICE_LIMIT : rounded_size;
-    // An infinite or NaN x has the multiplier zero: 0 * x may be NaN, and the integer is zero.
-    int q = multiplier == 0.0f ? 0 : (int)rounded_size;
-    return scaled < 0.0f ? -q : q;
-}
-
-// Slice number `slice` of an integer, 0 being the highest.
-FUNCTION int slice_of(int q, int slice) {
-    int upper = (q + 128) >> 8;
 #if SLICES == 2
-    return slice == 0 ? upper : q - upper * 256;
+    // None is rounded beyond the limit.
+    return multiplier == 0.0f ? 0 : (int)(as_u32(scaled + 12582912.0f) - as_u32(12582912.0f));
 #else
-    int high = (upper + 128) >> 8;
-    return slice == 0 ? high : slice == 1 ? upper - high * 256 : q - upper * 256;
+    uint size = as_u32(magnitude(scaled) + 8388608.0f) - as_u32(8388608.0f);
+    size = size > (uint)SLICE_LIMIT ? (uint)SLICE_LIMIT : size;
+    int q = multiplier == 0.0f ? 0 : (int)size;
+    return scaled < 0.0f ? -q : q;
 #endif
 }
 
 // Four slices as the bytes of an int.
 FUNCTION int pack4(int a, int b, int c, int d) {
     return (a & 255) | ((b & 255) << 8) | ((c & 255) << 16) | (int)((uint)d << 24);
+}
+
+// Slice number `slice` of four integers, 0 being the highest, as the bytes of an int: a byte of each
+// integer after rounding away the slices below it.
+FUNCTION int packed_slice(const int *q, int slice) {
+    int byte = SLICES - 1 - slice;
+    uint rounding = byte == 0 ? 0u : byte == 1 ? 0x80u : 0x8080u;
+    uint r[4];
+    for (int i = 0; i < 4; i++) {
+        r[i] = (uint)q[i] + rounding;
+    }
+#if defined(permute_bytes)
+    uint pair = (uint)byte | (uint)(byte + 4) << 8;
+    return (int)permute_bytes(permute_bytes(r[3], r[2], pair), permute_bytes(r[1], r[0], pair), 0x05040100u);
+#else
+    uint shift = 8u * (uint)byte;
+    return pack4((int)(r[0] >> shift), (int)(r[1] >> shift), (int)(r[2] >> shift), (int)(r[3] >> shift));
+#endif
 }
 
 // Transposes four words of four bytes: byte i of word j becomes byte j of word i.
