@@ -311,23 +311,12 @@ fn steps<E: Engine>(
         };
         let waited = team.seconds() - waited;
         let step = completed + 1;
-        state.progress.step = step;
-        state.progress.epoch = step / prepared.steps.per_epoch;
-        state.progress.rows_seen += rows.len() as u64;
-        state.progress.tokens_seen += report.tokens as u64;
-        state.progress.loss_sum += report.loss;
-        state.progress.loss_count += 1;
+        count(&mut state.progress, prepared, &rows, &report);
         since_log.add(&report, watch.seconds() - begun, (!team.is_alone()).then_some(waited));
         watch.device_memory(&state.engine.device_peaks()?);
         watch.step(step, &report, learning_rate);
         watch.communicated(waited);
-        if step.is_multiple_of(run.training.logging_steps.max(1)) || step == total {
-            if let Some(log) = log {
-                log.append(&since_log.record(prepared, &state.progress, &report, learning_rate), watch)?;
-            }
-            since_log = SinceLog::default();
-            (state.progress.loss_sum, state.progress.loss_count) = (0.0, 0);
-        }
+        log_step(&mut state.progress, prepared, log, &mut since_log, (&report, learning_rate), watch)?;
         let mut evaluation = None;
         if run.has_eval() && run.eval.every.is_due(step, prepared.steps) {
             evaluation = Some(evaluate(state, prepared, log, team, watch)?);
@@ -354,6 +343,36 @@ fn steps<E: Engine>(
         }
     }
     Ok(Outcome::Finished { step: state.progress.step, early: false })
+}
+
+/// Counts an update that is done.
+fn count(progress: &mut Progress, prepared: &Prepared, rows: &[&Row], report: &StepReport) {
+    progress.step += 1;
+    progress.epoch = progress.step / prepared.steps.per_epoch;
+    progress.rows_seen += rows.len() as u64;
+    progress.tokens_seen += report.tokens as u64;
+    progress.loss_sum += report.loss;
+    progress.loss_count += 1;
+}
+
+/// Appends the line of the metrics that is due, if one is.
+fn log_step(
+    progress: &mut Progress,
+    prepared: &Prepared,
+    log: &mut Option<Log>,
+    since_log: &mut SinceLog,
+    (report, learning_rate): (&StepReport, f64),
+    watch: &mut dyn Watch,
+) -> Result<(), RunError> {
+    let step = progress.step;
+    if step.is_multiple_of(prepared.run.training.logging_steps.max(1)) || step == prepared.steps.total {
+        if let Some(log) = log {
+            log.append(&since_log.record(prepared, progress, report, learning_rate), watch)?;
+        }
+        *since_log = SinceLog::default();
+        (progress.loss_sum, progress.loss_count) = (0.0, 0);
+    }
+    Ok(())
 }
 
 /// Saves the state. Only a `kept` checkpoint can be the best; one requested only by a signal is
