@@ -110,7 +110,7 @@ fn matrix_cores_of_gfx90a_and_gfx942() {
                 cases::product4::visit(visitor);
                 cases::attention::visit(visitor);
             });
-            assert_matrix_cores(&emulated, 10);
+            assert_matrix_cores(&emulated, 90);
         }
     }
 }
