@@ -272,7 +272,9 @@ mod tests {
 
     fn disk(ops: &[Op]) -> Disk {
         let mut disk = Disk::empty();
-        ops.iter().for_each(|op| disk.apply(op));
+        for op in ops {
+            disk.apply(op);
+        }
         disk
     }
 

@@ -46,7 +46,9 @@ pub(crate) fn recorded(scene: &Scene) -> Result<Vec<Op>, String> {
     scene.story(&recorder).map_err(|error| format!("the run that is recorded: {error}"))?;
     let ops = recorder.ops();
     let mut disk = Disk::empty();
-    ops.iter().for_each(|op| disk.apply(op));
+    for op in &ops {
+        disk.apply(op);
+    }
     if disk.after(Cut::Everything) == scene.left()? {
         Ok(ops)
     } else {

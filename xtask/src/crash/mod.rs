@@ -45,7 +45,9 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
             let Tried { moments, states, findings: found } = tried()?;
             let (name, seconds) = (shape.name, begun.elapsed().as_secs_f64());
             println!("| {name} | {what} | {moments} | {states} | {} | {seconds:.0} |", found.len());
-            found.iter().for_each(|what| eprintln!("{what}"));
+            for what in &found {
+                eprintln!("{what}");
+            }
             findings += found.len();
             Ok::<(), String>(())
         };

@@ -17,8 +17,11 @@ use std::collections::BTreeMap;
 const ELEMENTS: [Position; 3] = [Position::First, Position::Middle, Position::Last];
 const BITS: [Bit; 3] = [Bit::Low, Bit::High, Bit::Sign];
 
-/// Models that together use nearly every op of an update: fixture, and what of it is trained.
-const MODELS: [(&str, fn() -> Trained); 7] = [
+/// A fixture, and what of it is trained.
+type Model = (&'static str, fn() -> Trained);
+
+/// Models that together use nearly every op of an update.
+const MODELS: [Model; 7] = [
     ("qwen2-base", || lora(&["q_proj", "v_proj", "down_proj"], 0.1)),
     ("qwen2-bf16", || Trained::Full),
     ("gemma3-base", || Trained::Full),
@@ -182,7 +185,9 @@ impl Table {
         let mut all = Counts::new();
         for ((op, pass), counts) in &self.once {
             row(format!("`{op}` | {}", pass.name()), counts, String::new());
-            counts.iter().for_each(|(verdict, count)| *all.entry(*verdict).or_default() += count);
+            for (verdict, count) in counts {
+                *all.entry(*verdict).or_default() += count;
+            }
         }
         row("all | ".to_string(), &all, String::new());
         println!("\n| op, in every call | {names} | of those with an effect, the audit |");
@@ -190,7 +195,9 @@ impl Table {
         let (mut all, mut audited) = (Counts::new(), 0);
         for (op, (counts, by_audit)) in &self.always {
             row(format!("`{op}`"), counts, format!(" | {by_audit}"));
-            counts.iter().for_each(|(verdict, count)| *all.entry(*verdict).or_default() += count);
+            for (verdict, count) in counts {
+                *all.entry(*verdict).or_default() += count;
+            }
             audited += by_audit;
         }
         row("all".to_string(), &all, format!(" | {audited}"));

@@ -6,7 +6,7 @@ use super::scene::CHAT_TEMPLATE;
 use crate::repository::root;
 use isobit_models::{Config, Weights};
 use isobit_proof::Manifest;
-use isobit_proof::safetensors::TensorFiles;
+use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_training::checkpoint::{self, Identity, Progress};
 use isobit_training::data::{DATE_DEFAULT, open};
 use isobit_training::metrics::{self, Event, Metrics, Record, Timing};
@@ -38,7 +38,7 @@ pub(crate) fn index(place: &Path) -> Result<Check, String> {
             Ok(files) => files,
             Err(error) => return refused(error),
         };
-        for tensor in files.files().iter().flat_map(|file| file.tensors()) {
+        for tensor in files.files().iter().flat_map(SafeTensors::tensors) {
             let _ = files.get(tensor.name);
         }
         Ok(Reached::Accepted)
@@ -51,6 +51,7 @@ pub(crate) fn quantisations() -> Result<Corpus, String> {
 }
 
 /// A config with 4-bit or 8-bit weights, beside the files of such a model.
+#[expect(clippy::unnecessary_wraps, reason = "an entry of the table of targets")]
 pub(crate) fn quantisation(_: &Path) -> Result<Check, String> {
     let models =
         ["gptq-moe", "gptq-v1", "deepseek-fp8"].map(|name| root().join("crates/models/tests/fixtures").join(name));
@@ -77,6 +78,7 @@ pub(crate) const TABLES: [&str; 4] = [
     "messages\n\"[{\"\"role\"\":\"\"user\"\",\"\"content\"\":\"\"a\"\"},{\"\"role\"\":\"\"assistant\"\",\"\"content\"\":\"\"b\"\"}]\"\n",
 ];
 
+#[expect(clippy::unnecessary_wraps, reason = "an entry of the table of targets")]
 pub(crate) fn template_entries() -> Result<Corpus, String> {
     let template = serde_json::Value::from(CHAT_TEMPLATE);
     let entries = [
@@ -167,6 +169,7 @@ pub(crate) fn pointers(place: &Path) -> Result<Check, String> {
     }))
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "an entry of the table of targets")]
 pub(crate) fn metric_lines() -> Result<Corpus, String> {
     let record = |step: u64, event: Event| {
         let timing = Timing { seconds: 0.5, tokens_per_s: 20.0, communication_s: None };

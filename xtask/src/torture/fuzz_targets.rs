@@ -33,6 +33,7 @@ pub(crate) enum Reached {
     Refused(String),
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the outcome of a check")]
 pub(crate) fn refused(error: impl std::fmt::Display) -> Outcome {
     Ok(Reached::Refused(error.to_string()))
 }

@@ -152,7 +152,7 @@ fn folder_of(loaded: &str) -> Option<PathBuf> {
 fn is_ours(name: &str) -> bool {
     let (key, rest) = name.split_once('.').unwrap_or((name, ""));
     let is_key = key.len() == 2 * size_of::<Digest>() && key.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_key && (rest == "co" || rest.split('.').count() == 3 && rest.ends_with(".tmp"))
+    is_key && (rest == "co" || rest.split('.').count() == 3 && rest.rsplit('.').next() == Some("tmp"))
 }
 
 /// Removes the oldest entries of a folder in which they have grown too large. Files of others stay.

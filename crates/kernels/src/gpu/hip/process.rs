@@ -115,7 +115,7 @@ pub(super) fn run(
         .and_then(|()| {
             in_thread(move || {
                 while sender.send(Event::Tick).is_ok() {
-                    std::thread::sleep(TICK)
+                    std::thread::sleep(TICK);
                 }
             })
         });
