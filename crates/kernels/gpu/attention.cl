@@ -186,7 +186,7 @@ FUNCTION uint score_column(uint n) {
     return local_index() % TILE;
 }
 
-// Adds the products of one word of the width to a work item's scores; `offset` is that of its column.
+// Adds the products of one word of the width to a work item's scores; `offset` is its column's.
 FUNCTION void add_word(
     Sums *sums, LOCAL_POINTER const int *rows, GLOBAL const int *columns, uint words, uint places, uint row_count,
     uint word, uint *offset

@@ -22,8 +22,8 @@ FUNCTION GLOBAL const int *uniform_pointer(GLOBAL const int *pointer) {
 #endif
 }
 
-// The word at a uniform pointer plus a lane's offset in bytes. AMD's devices add the two in the load
-// instruction, which the compiler uses only if it cannot move parts of the sum.
+// The word at a uniform pointer plus a lane's offset in bytes. AMD's devices add the two in the
+// load instruction, which the compiler uses only if it cannot move parts of the sum.
 FUNCTION int load_word(GLOBAL const int *shared, uint *offset) {
     GLOBAL_SPACE const uchar *pointer = (GLOBAL_SPACE const uchar *)shared;
 #if defined(__AMDGCN__)

@@ -94,8 +94,8 @@ FUNCTION int pack4(int a, int b, int c, int d) {
     return (a & 255) | ((b & 255) << 8) | ((c & 255) << 16) | (int)((uint)d << 24);
 }
 
-// Slice number `slice` of four integers, 0 being the highest, as the bytes of an int: a byte of each
-// integer after rounding away the slices below it.
+// Slice number `slice` of four integers, 0 being the highest, as the bytes of an int: a byte of
+// each integer after rounding away the slices below it.
 FUNCTION int packed_slice(const int *q, int slice) {
     int byte = SLICES - 1 - slice;
     uint rounding = byte == 0 ? 0u : byte == 1 ? 0x80u : 0x8080u;

@@ -1,5 +1,5 @@
-//! The emulator compiles kernels with line tables, for its messages; a card's runtime does not. This
-//! holds the machine code of both to be the same.
+//! The emulator compiles kernels with line tables, for its messages; a card's runtime does not.
+//! This holds the machine code of both to be the same.
 
 use crate::emulated::available;
 use isobit_gcn::{Architecture, Dialect, LINES, Toolchain, compiler};

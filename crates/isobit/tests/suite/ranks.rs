@@ -114,8 +114,8 @@ mod mpi {
         child
     }
 
-    /// Sends a signal to one rank of a run, by its process id: the one that has this number from the
-    /// launcher of Open MPI or of MPICH, and that works in this folder.
+    /// Sends a signal to one rank of a run, by its process id: the one that has this number from
+    /// the launcher of Open MPI or of MPICH, and that works in this folder.
     fn signal(folder: &Folder, rank: usize, name: &str) {
         let wanted = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].map(|name| format!("{name}={rank}"));
         let place = std::fs::canonicalize(folder.path("")).expect("a folder");

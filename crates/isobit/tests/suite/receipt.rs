@@ -139,15 +139,6 @@ fn no_flipped_bit_escapes() {
     assert!(flipped(&trained(None), 12) > 200);
 }
 
-/// Every byte of every file: run it after changes to `verify`.
-#[test]
-#[ignore = "minutes"]
-fn no_flipped_bit_escapes_anywhere() {
-    let folder = Folder::new(Shape::TINY);
-    folder.trained("run", &["max_steps=2", "save_steps=2", "eval_steps=2"]);
-    assert!(flipped(&folder, usize::MAX) > 10_000);
-}
-
 /// Consistent lies: what was changed together with the checksums that cover it.
 #[test]
 fn an_edited_record_is_found_where_it_was_edited() {

@@ -147,8 +147,8 @@ fn folder_of(loaded: &str) -> Option<PathBuf> {
     Some(Path::new(path).parent()?.to_path_buf())
 }
 
-/// Whether a name is one that `write` gives: the digest of a key, and `.co` or what a temporary file
-/// has in its place.
+/// Whether a name is one that `write` gives: the digest of a key, and `.co` or what a temporary
+/// file has in its place.
 fn is_ours(name: &str) -> bool {
     let (key, rest) = name.split_once('.').unwrap_or((name, ""));
     let is_key = key.len() == 2 * size_of::<Digest>() && key.bytes().all(|byte| byte.is_ascii_hexdigit());
