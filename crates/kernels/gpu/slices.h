@@ -136,9 +136,24 @@ FUNCTION void transpose_bytes(uint *words) {
 #endif
 }
 
+// Twice the value of four e2m1 codes, a byte each: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
+FUNCTION uint twice_e2m1(uint codes) {
+    uint base = 0x04040404u + ((codes & 0x01010101u) << 1);
+    uint large = base + (base & ((codes >> 1 & 0x01010101u) * 255u));
+    uint is_large = (codes >> 2 & 0x01010101u) * 255u;
+    uint value = (large & is_large) | (codes & 0x03030303u & ~is_large);
+    // The sign of a zero is dropped, so that no byte carries into the next.
+    uint negative = codes >> 3 & (value + 0x0f0f0f0fu) >> 4 & 0x01010101u;
+    return (value ^ negative * 255u) + negative;
+}
+
 // Four numbers of four bits less their zero points, a byte each. The topmost bits keep the bytes
-// from borrowing of each other.
+// from borrowing of each other. Zero points are at most 16; 255 in their place says that the numbers
+// are e2m1 codes. Bytes that take no part have the number 0 and the zero point 0 in either case.
 FUNCTION uint without_zeros(uint numbers, uint zeros) {
+    if ((zeros & 0x80808080u) != 0u) {
+        return twice_e2m1(numbers);
+    }
     return ((numbers | 0x80808080u) - zeros) ^ 0x80808080u;
 }
 

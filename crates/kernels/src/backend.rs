@@ -45,6 +45,7 @@ ops! {
     scale: Scale;
     swiglu: SwigluForward, SwigluBackward, SwigluPairsForward, SwigluPairsBackward;
     geglu: GegluForward, GegluBackward;
+    clamped_swiglu: ClampedSwigluForward, ClampedSwigluBackward;
     dropout: ApplyDropout;
     elementary: Elementary;
     rms_norm: RmsNormForward, RmsNormBackward;
@@ -52,6 +53,7 @@ ops! {
     columns: CopyColumns;
 
     attention: AttentionForward, AttentionBackward;
+    sink: SinkForward, SinkBackward;
     gate: GateForward, GateBackward;
     conv1d: Conv1dForward, Conv1dBackward;
     l2_norm: L2NormForward, L2NormBackward;

@@ -7,6 +7,7 @@
 
 mod activation;
 mod cap;
+mod clamped;
 mod exponential;
 mod function;
 mod gelu;
@@ -15,6 +16,7 @@ mod trigonometric;
 
 pub use activation::{rsqrt, sigmoid, silu, silu_grad, softplus, tanh};
 pub use cap::SoftCap;
+pub use clamped::ClampedSwiglu;
 pub use exponential::{exp, exp2};
 pub use function::{Function, check_range, error_ulp};
 pub use gelu::{gelu, gelu_grad};

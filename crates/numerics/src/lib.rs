@@ -9,6 +9,7 @@
 pub mod adamw;
 pub mod cast;
 pub mod digest;
+pub mod e2m1;
 pub mod elementary;
 pub mod fma;
 pub mod gguf_blocks;

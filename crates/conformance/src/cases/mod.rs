@@ -6,6 +6,7 @@ pub mod attention;
 pub mod balance;
 pub mod bias;
 pub mod cast;
+pub mod clamped_swiglu;
 pub mod columns;
 pub mod combine;
 pub mod conv1d;
@@ -29,6 +30,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod router;
 pub mod scale;
+pub mod sink;
 pub mod sum_squares;
 pub mod swiglu;
 
@@ -56,6 +58,7 @@ ops! {
     scale
     swiglu
     geglu
+    clamped_swiglu
     rms_norm
     rope
     columns
@@ -65,6 +68,7 @@ ops! {
     decay
     gated_norm
     attention
+    sink
     delta_rule
     embedding
     head_loss

@@ -5,6 +5,7 @@ use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use half::f16;
 use isobit_kernels::Backend;
+use isobit_kernels::op::product4::E2M1;
 use isobit_kernels::op::{
     Product, Product4Forward, Product4GradInput, Product4Rows, Quantized, QuantizedShape, Scales, SliceShape,
 };
@@ -91,7 +92,7 @@ impl Case for Product4Case {
     }
 }
 
-/// The same with one zero point for all: a symmetric file.
+/// The same with one zero point for all, a symmetric file, or with floats.
 #[derive(Debug)]
 struct Symmetric4Case {
     of: Product4Case,
@@ -182,5 +183,15 @@ pub fn visit(visitor: &mut impl Visitor) {
         };
         visitor.case(&Symmetric4Case { of: experts, zero: 8 });
         visitor.case(&Symmetric4Case { of: dense(35, 530, 136, 32, false, profile, Distribution::Plain), zero: 16 });
+        // Floats of four bits, with scales of both formats.
+        visitor.case(&Symmetric4Case { of: dense(35, 530, 160, 32, false, profile, Distribution::Plain), zero: E2M1 });
+        visitor
+            .case(&Symmetric4Case { of: dense(3, 21, 1064, 24, false, profile, Distribution::Outliers), zero: E2M1 });
+        let experts = Product4Case {
+            segments: vec![0, 3, 3, 75],
+            scale_kind: Distribution::Outliers,
+            ..dense(0, 66, 96, 32, false, profile, Distribution::Plain)
+        };
+        visitor.case(&Symmetric4Case { of: experts, zero: E2M1 });
     }
 }

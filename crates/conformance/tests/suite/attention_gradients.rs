@@ -6,8 +6,11 @@
 #![expect(clippy::float_arithmetic, reason = "errors are measured in float64")]
 
 use isobit_conformance::cases::attention::{AttentionCase, packed};
+use isobit_conformance::cases::sink::AttentionWithSinks;
 use isobit_conformance::data::Distribution;
-use isobit_kernels::Reference;
+use isobit_conformance::downloaded;
+use isobit_kernels::op::{BiasBackward, SinkBackward, SinkForward};
+use isobit_kernels::{Device, Reference};
 use isobit_numerics::slices::Profile;
 
 struct Exact<'a> {
@@ -16,6 +19,8 @@ struct Exact<'a> {
     k: Vec<f64>,
     v: Vec<f64>,
     d_o: Vec<f64>,
+    /// One per head, or none.
+    sinks: Vec<f64>,
 }
 
 /// Everything float64 says about one case.
@@ -25,6 +30,7 @@ struct Results {
     dq: Vec<f64>,
     dk: Vec<f64>,
     dv: Vec<f64>,
+    dsinks: Vec<f64>,
 }
 
 fn widen(x: &[f32]) -> Vec<f64> {
@@ -38,7 +44,12 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 impl<'a> Exact<'a> {
     fn new(case: &'a AttentionCase) -> Self {
         let inputs = case.inputs();
-        Self { case, q: widen(&inputs.q), k: widen(&inputs.k), v: widen(&inputs.v), d_o: widen(&inputs.d_o) }
+        let [q, k, v, d_o] = [inputs.q, inputs.k, inputs.v, inputs.d_o].map(|x| widen(&x));
+        Self { case, q, k, v, d_o, sinks: Vec::new() }
+    }
+
+    fn with_sinks(case: &'a AttentionCase, sinks: &[f32]) -> Self {
+        Self { sinks: widen(sinks), ..Self::new(case) }
     }
 
     fn row(&self, x: &'a [f64], token: usize, head: usize, heads: usize) -> &'a [f64] {
@@ -65,8 +76,9 @@ impl<'a> Exact<'a> {
                 (start + j, p.cap.map_or(score, |cap| f64::from(cap) * libm::tanh(score / f64::from(cap))))
             })
             .collect();
-        let most = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(s.1));
-        let total: f64 = scores.iter().map(|s| libm::exp(s.1 - most)).sum();
+        let sink = self.sinks.get(h).copied();
+        let most = scores.iter().map(|s| s.1).chain(sink).fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = scores.iter().map(|s| s.1).chain(sink).map(|s| libm::exp(s - most)).sum();
         let lse = (most + libm::log(total)) * std::f64::consts::LOG2_E;
         (scores.into_iter().map(|(j, s)| (j, libm::exp(s - most) / total)).collect(), lse)
     }
@@ -97,6 +109,7 @@ impl<'a> Exact<'a> {
             dq: vec![0.0; self.q.len()],
             dk: vec![0.0; self.k.len()],
             dv: vec![0.0; self.v.len()],
+            dsinks: vec![0.0; self.sinks.len()],
         };
         for span in &self.case.spans {
             for (i, t) in span.queries.clone().enumerate() {
@@ -109,6 +122,9 @@ impl<'a> Exact<'a> {
                     let d_p: Vec<f64> =
                         probabilities.iter().map(|&(j, _)| dot(d_o, &self.v[key_row(j) * vw..][..vw])).collect();
                     let delta: f64 = probabilities.iter().zip(&d_p).map(|((_, p), d)| p * d).sum();
+                    if let Some(sink) = self.sinks.get(h) {
+                        r.dsinks[h] -= libm::exp(sink - lse / std::f64::consts::LOG2_E) * delta;
+                    }
                     for (&(j, probability), d_p) in probabilities.iter().zip(&d_p) {
                         let score = (libm::log2(probability) + lse) / std::f64::consts::LOG2_E;
                         let share = p.cap.map_or(0.0, |cap| score / f64::from(cap));
@@ -148,17 +164,19 @@ fn case(lengths: &[usize], widths: (usize, usize), window: Option<usize>, profil
 #[test]
 fn the_analytic_gradient_is_the_derivative() {
     for cap in [None, Some(0.8)] {
-        is_the_derivative(&AttentionCase { cap, ..case(&[3, 9], (4, 6), Some(7), Profile::X2) });
+        for sinks in [&[][..], &[0.5, -1.0, 2.0, 0.0]] {
+            is_the_derivative(&AttentionCase { cap, ..case(&[3, 9], (4, 6), Some(7), Profile::X2) }, sinks);
+        }
     }
 }
 
-fn is_the_derivative(case: &AttentionCase) {
-    let exact = Exact::new(case);
+fn is_the_derivative(case: &AttentionCase, sinks: &[f32]) {
+    let exact = Exact::with_sinks(case, sinks);
     let analytic = exact.results();
     let check = |name: &str, gradient: &[f64], tensor: for<'x> fn(&'x mut Exact<'_>) -> &'x mut Vec<f64>| {
         for index in (0..gradient.len()).step_by(3) {
             let at = |offset: f64| {
-                let mut moved = Exact::new(case);
+                let mut moved = Exact::with_sinks(case, sinks);
                 tensor(&mut moved)[index] += offset;
                 moved.objective()
             };
@@ -173,6 +191,7 @@ fn is_the_derivative(case: &AttentionCase) {
     check("dq", &analytic.dq, |e| &mut e.q);
     check("dk", &analytic.dk, |e| &mut e.k);
     check("dv", &analytic.dv, |e| &mut e.v);
+    check("dsinks", &analytic.dsinks, |e| &mut e.sinks);
 }
 
 /// Largest relative error allowed for `(o, lse, gradients)`.
@@ -213,18 +232,46 @@ fn the_reference_is_close_to_float64() {
                 ("dk", &dk, &want.dk, grad_limit),
                 ("dv", &dv, &want.dv, grad_limit),
             ] {
-                let (mut error, mut norm) = (0.0, 0.0);
-                for (got, want) in got.iter().zip(want) {
-                    error += (f64::from(*got) - want) * (f64::from(*got) - want);
-                    norm += want * want;
-                }
-                let relative = (error / norm).sqrt();
-                assert!(
-                    relative < limit,
-                    "{name}, {}, {lengths:?}, {widths:?}: relative error {relative:.2e}, limit {limit:.0e}",
-                    profile.name()
-                );
+                is_close(&format!("{name}, {}, {lengths:?}, {widths:?}", profile.name()), got, want, limit);
             }
         }
+    }
+}
+
+fn is_close(what: &str, got: &[f32], want: &[f64], limit: f64) {
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (got, want) in got.iter().zip(want) {
+        error += (f64::from(*got) - want) * (f64::from(*got) - want);
+        norm += want * want;
+    }
+    let relative = (error / norm).sqrt();
+    assert!(relative < limit, "{what}: relative error {relative:.2e}, limit {limit:.0e}");
+}
+
+/// The limits are those without sinks: the factor and the new logarithm add a few roundings.
+#[test]
+fn with_sinks_too() {
+    for profile in Profile::ALL {
+        let case = AttentionWithSinks(case(&[1, 2, 150], (64, 64), Some(50), profile));
+        let (b, sinks, inputs) = (&Reference, case.sinks(), case.0.inputs());
+        let want = Exact::with_sinks(&case.0, &sinks).results();
+        let [o, lse] = case.0.forward(b, &inputs);
+        let (mut o, mut lse, sink) = (b.upload(&o), b.upload(&lse), b.upload(&sinks));
+        b.run(SinkForward { o: &mut o, lse: &mut lse, sink: &sink });
+        let mut terms = b.zeros(lse.len());
+        let d_o = b.upload(&inputs.d_o);
+        b.run(SinkBackward { terms: &mut terms, d_o: &d_o, o: &o, lse: &lse, sink: &sink });
+        let mut dsinks = b.zeros(sinks.len());
+        b.run(BiasBackward { dbias: &mut dsinks, dy: &terms, row_starts: &[0, 1, 3, 153] });
+        let (o, lse) = (downloaded(b, &o), downloaded(b, &lse));
+        let [dq, dk, dv] = case.0.backward(b, &inputs, &o, &lse);
+        let (o_limit, lse_limit, grad_limit) = limits(profile);
+        let at = |name: &str| format!("{name} with sinks, {}", profile.name());
+        is_close(&at("o"), &o, &want.o, o_limit);
+        is_close(&at("lse"), &lse, &want.lse, lse_limit);
+        is_close(&at("dq"), &dq, &want.dq, grad_limit);
+        is_close(&at("dk"), &dk, &want.dk, grad_limit);
+        is_close(&at("dv"), &dv, &want.dv, grad_limit);
+        is_close(&at("dsinks"), &downloaded(b, &dsinks), &want.dsinks, grad_limit);
     }
 }

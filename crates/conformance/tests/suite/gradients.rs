@@ -9,13 +9,13 @@ use crate::central_differences::{check, dot, largest, wide};
 use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::poisoned;
 use isobit_kernels::op::{
-    BalanceBackward, BalanceForward, BiasBackward, Combine, CombineBackward, CombineForward, EmbeddingBackward,
-    FactorLayout, GegluBackward, LowRank, LowRankContract, LowRankExpand, LowRankOuter, RmsNorm, RmsNormBackward,
-    RmsNormForward, Rope, RopeBackward, Router, RouterBackward, RouterChoose, RouterWeights, Scoring, SwigluBackward,
-    router,
+    BalanceBackward, BalanceForward, BiasBackward, ClampedSwigluBackward, Combine, CombineBackward, CombineForward,
+    EmbeddingBackward, FactorLayout, GegluBackward, LowRank, LowRankContract, LowRankExpand, LowRankOuter, RmsNorm,
+    RmsNormBackward, RmsNormForward, Rope, RopeBackward, Router, RouterBackward, RouterChoose, RouterWeights, Scoring,
+    SwigluBackward, router,
 };
 use isobit_kernels::{Device, Reference};
-use isobit_numerics::elementary::Function;
+use isobit_numerics::elementary::{ClampedSwiglu, Function};
 
 #[test]
 fn rms_norm() {
@@ -109,6 +109,31 @@ fn geglu() {
     check("dgate", &dgate, &gate, 60, magnitude, |gate| dot(&dh, forward(gate, &wide(&up))));
     let magnitude = largest(&dh) * largest(&gate);
     check("dup", &dup, &up, 60, magnitude, |up| dot(&dh, forward(&wide(&gate), up)));
+}
+
+/// Beyond a limit the function is flat on that side, and so are the differences.
+#[test]
+fn clamped_swiglu() {
+    let (length, b) = (151, &Reference);
+    let p = ClampedSwiglu { alpha: 1.702, limit: 1.25 };
+    let mut random = Random::new(2);
+    let both = random.f32s(Distribution::Plain, 2 * length);
+    let dh = random.f32s(Distribution::Plain, length);
+    assert!(both.iter().any(|x| x.abs() > 1.25) && both.iter().all(|x| (x.abs() - 1.25).abs() > 1e-3));
+    let forward = |both: &[f64]| -> Vec<f64> {
+        let h = |pair: &[f64; 2]| {
+            let (gate, up) = (pair[0].min(1.25), pair[1].clamp(-1.25, 1.25));
+            (up + 1.0) * gate * Function::Sigmoid.reference_f64(f64::from(p.alpha) * gate)
+        };
+        both.as_chunks().0.iter().map(h).collect()
+    };
+    let mut dboth = poisoned(b, both.len());
+    let (both_, dh_) = (b.upload(&both), b.upload(&dh));
+    b.run(ClampedSwigluBackward { dboth: &mut dboth, dh: &dh_, both: &both_, p });
+    // As SwiGLU, with a sum and a product more; up + 1 is at most 2.25, the slope of the gate below
+    // 1.1 and gate·sigmoid at most the largest gate.
+    let magnitude = largest(&dh) * (2.25 * 1.1f64).max(largest(&both));
+    check("dboth", &dboth, &both, 20, magnitude, |both| dot(&dh, forward(both)));
 }
 
 #[test]

@@ -22,6 +22,7 @@ cases_on_every_backend! {
     add
     balance
     cast
+    clamped_swiglu
     columns
     combine
     digest
@@ -35,6 +36,7 @@ cases_on_every_backend! {
     product4
     rope
     scale
+    sink
     swiglu
 }
 

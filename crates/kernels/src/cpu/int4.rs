@@ -14,6 +14,7 @@ use crate::op::product4::{
     AsQuantized, CHANNELS_PER_WORD, GroupChunk, Quantized, QuantizedShape, Scales, group_chunks, sigma_factor,
 };
 use half::f16;
+use isobit_numerics::e2m1::twice;
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
@@ -156,6 +157,16 @@ impl QuantizedWeight {
         std::array::from_fn(|i| zeros[i / 4])
     }
 
+    /// `d` of whole lines of one group and 16 outputs: each line becomes two groups of a right
+    /// tile.
+    fn unpack_lines(&self, path: Path, out: &mut [i8], packed: &[u8], (e, group, block): (usize, usize, usize)) {
+        if self.shape.is_e2m1() {
+            // Bits of padding are zero, and so are the numbers.
+            return unpack_floats(path, out, packed);
+        }
+        unpack(path, out, packed, &self.spread_zeros(e, group, block));
+    }
+
     /// Unpacks a group chunk for the outputs `first..first + 32`: right tiles, from the tile in
     /// which the group chunk starts. Bytes of these tiles outside it are zero.
     pub(super) fn panel<'s>(
@@ -175,10 +186,9 @@ impl QuantizedWeight {
             if lines.len() < tiles * TILE_LINES {
                 out.fill(0);
             }
-            let zeros = self.spread_zeros(e, part.group, first / TILE_ROWS + block);
-            let packed =
-                &self.block_lines(e, first / TILE_ROWS + block)[lines.start * LINE_BYTES..lines.end * LINE_BYTES];
-            unpack(path, &mut out[skipped * UNPACKED..], packed, &zeros);
+            let block = first / TILE_ROWS + block;
+            let packed = &self.block_lines(e, block)[lines.start * LINE_BYTES..lines.end * LINE_BYTES];
+            self.unpack_lines(path, &mut out[skipped * UNPACKED..], packed, (e, part.group, block));
         }
         RightView { tiles: own, block_stride, blocks }
     }
@@ -207,8 +217,8 @@ impl QuantizedWeight {
                         prefetch(line.as_ptr());
                     }
                 }
-                let zeros = self.spread_zeros(e, panel.group, block);
-                unpack(path, unpacked, &self.block_lines(e, block)[places.clone()], &zeros);
+                let packed = &self.block_lines(e, block)[places.clone()];
+                self.unpack_lines(path, unpacked, packed, (e, panel.group, block));
             }
             for block in 0..blocks {
                 let out = &mut own[block * block_stride + column * TILE_BYTES..][..TILE_BYTES];
@@ -236,6 +246,20 @@ multiversion! {
             for i in 0..LINE_BYTES {
                 low[i] = (line[i] & 15).wrapping_sub(zeros[i]) as i8;
                 high[i] = (line[i] >> 4).wrapping_sub(zeros[i]) as i8;
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Twice the e2m1 floats of whole lines.
+    fn unpack_floats<_F>(out: &mut [i8], packed: &[u8]) {
+        let (out, _) = out.as_chunks_mut::<UNPACKED>();
+        for (out, line) in out.iter_mut().zip(packed.as_chunks::<LINE_BYTES>().0) {
+            let (low, high) = out.split_at_mut(LINE_BYTES);
+            for i in 0..LINE_BYTES {
+                low[i] = twice(line[i] & 15);
+                high[i] = twice(line[i] >> 4);
             }
         }
     }

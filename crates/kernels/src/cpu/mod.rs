@@ -11,6 +11,7 @@ mod balance;
 mod bias;
 mod block;
 mod cast;
+mod clamped_swiglu;
 mod columns;
 mod combine;
 mod conv1d;
@@ -47,6 +48,7 @@ mod rope;
 mod router;
 mod scale;
 #[cfg(target_arch = "x86_64")]
+mod sink;
 mod slice_tiles;
 mod slices;
 mod sum_squares;

@@ -1,8 +1,8 @@
-//! Product with 4-bit weights (`docs/numerics.md`, "Product with 4-bit weights"): GPTQ layers,
-//! frozen, never expanded in memory.
+//! Product with 4-bit weights (`docs/numerics.md`, "Product with 4-bit weights"): GPTQ layers and
+//! MXFP4 experts, frozen, never expanded in memory.
 //!
-//! `W[n, k] = scale[g, n]·d[n, k]` with `g` the group of channel `k` and `d = q − z` a whole number
-//! from −16 to 15. The channels are taken in the *order* of their groups (stable), and all chunks
+//! `W[n, k] = scale[g, n]·d[n, k]` with `g` the group of channel `k` and `d` a whole number: `q − z`
+//! from −16 to 15, or twice an e2m1 float, from −12 to 12. The channels are taken in the *order* of their groups (stable), and all chunks
 //! and group chunks are counted along that order. `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3).
 //! Two forms, beside the slice product's:
 //! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *group
@@ -20,6 +20,7 @@
 use crate::backend::{F32, Length, Memory, Shaped, Workspaces};
 use crate::op::{Op, Output, Product, lengths};
 use half::f16;
+use isobit_numerics::e2m1;
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
@@ -27,6 +28,8 @@ use std::ops::Range;
 pub const CHANNELS_PER_WORD: usize = 8;
 /// Largest zero point: 15, or 16 for files that store it minus one.
 pub const ZERO_MAX: u8 = 16;
+/// In place of all zero points of a weight: its four bits are e2m1 floats.
+pub const E2M1: u8 = 255;
 
 /// Scales in their stored format, which is kept.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +67,11 @@ impl QuantizedShape {
         Self { count: weights.len(), n, k, group_size, half_scales, ordered, zero }
     }
 
+    /// Whether the four bits are e2m1 floats.
+    pub fn is_e2m1(&self) -> bool {
+        self.zero == Some(E2M1)
+    }
+
     pub fn groups(&self) -> usize {
         self.k.div_ceil(self.group_size)
     }
@@ -79,6 +87,7 @@ impl QuantizedShape {
         assert_eq!((weight.n, weight.k, weight.group_size), (self.n, self.k, self.group_size), "weights of one shape");
         assert!(self.zero.is_none_or(|zero| weight.zeros.iter().all(|one| *one == zero)), "the announced zero point");
         assert!(!self.half_scales || matches!(weight.scales, Scales::F16(_)), "the announced format of scales");
+        assert!(self.is_e2m1() || !weight.zeros.contains(&E2M1), "floats are announced");
     }
 
     pub(crate) fn check(&self, p: &Product) {
@@ -110,7 +119,7 @@ pub struct Quantized<'a> {
     /// `[k / 8, n]`: channel `8·r + j` of output `n` is in the bits `4·j..4·j + 4` of word
     /// `(r, n)`.
     pub words: &'a [i32],
-    /// `[groups, n]`, each at most 16.
+    /// `[groups, n]`, each at most 16, or all [`E2M1`].
     pub zeros: &'a [u8],
     /// `[groups, n]`
     pub scales: Scales<'a>,
@@ -160,7 +169,8 @@ impl Quantized<'_> {
         if let Some((what, got, want)) = lengths.into_iter().find(|(_, got, want)| got != want) {
             return Err(format!("{got} {what}, but {want} are needed for {k} inputs, {n} outputs and {groups} groups"));
         }
-        if let Some(at) = self.zeros.iter().position(|&zero| zero > ZERO_MAX) {
+        let are_floats = self.zeros.iter().all(|&zero| zero == E2M1);
+        if let Some(at) = self.zeros.iter().position(|&zero| zero > ZERO_MAX).filter(|_| !are_floats) {
             return Err(format!(
                 "zero point {} of group {}, output {}: {ZERO_MAX} at most",
                 self.zeros[at],
@@ -199,6 +209,15 @@ impl Quantized<'_> {
     pub fn int4(&self, channel: usize, n: usize) -> u8 {
         let word = self.words[channel / CHANNELS_PER_WORD * self.n + n];
         (word >> (4 * (channel % CHANNELS_PER_WORD)) & 15) as u8
+    }
+
+    /// The whole number `d` of a channel and output.
+    pub fn number(&self, channel: usize, n: usize) -> i32 {
+        let code = self.int4(channel, n);
+        match self.zeros[self.group_of[channel] as usize * self.n + n] {
+            E2M1 => i32::from(e2m1::TWICE[usize::from(code)]),
+            zero => i32::from(code) - i32::from(zero),
+        }
     }
 }
 
@@ -372,6 +391,8 @@ mod tests {
         };
         says(quantized(&words[..3], &zeros, &scales, &sorted), "3 packed words, but 4 are needed");
         says(quantized(&words, &[8, 17, 8, 8], &scales, &sorted), "zero point 17 of group 0, output 1");
+        assert_eq!(quantized(&words, &[E2M1; 4], &scales, &sorted).check(), Ok(()));
+        says(quantized(&words, &[E2M1, E2M1, 8, E2M1], &scales, &sorted), "zero point 255 of group 0, output 0");
         says(quantized(&words, &zeros, &[1.0, 1.0, f32::NAN, 1.0], &sorted), "group 1, output 0 is not finite");
         let mut lopsided = sorted;
         lopsided[7] = 1;

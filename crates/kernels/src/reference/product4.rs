@@ -52,10 +52,7 @@ impl One {
     fn of(w: &Quantized) -> Self {
         let (n, k) = (w.n, w.k);
         let order = w.order().unwrap_or_else(|| (0u32..).take(k).collect());
-        let number = |place: usize, n: usize| {
-            let channel = order[place] as usize;
-            i32::from(w.int4(channel, n)) - i32::from(w.zeros[w.group_of[channel] as usize * w.n + n])
-        };
+        let number = |place: usize, n: usize| w.number(order[place] as usize, n);
         let numbers =
             (0..n).flat_map(|n| (0..k).map(move |place| (place, n))).map(|(place, n)| number(place, n)).collect();
         let group_scales = (0..w.scales.len()).map(|at| w.scales.get(at)).collect();
