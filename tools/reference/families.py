@@ -1,4 +1,5 @@
-"""The cases of further families, one or two each: Mistral, Mixtral, SmolLM3, Granite, OLMo, Phi-3, GLM-4, Kimi-K2, Gemma, Qwen3-VL.
+"""The cases of further families, one or two each: Mistral, Mixtral, SmolLM3, Granite, OLMo, Phi-3, GLM-4, Kimi-K2, Gemma, Qwen3-VL,
+gpt-oss.
 
 They join the tables of `sparse.py`, and hold a text that transformers continues (`generation` in case.json).
 """
@@ -105,6 +106,13 @@ def qwen3_vl_moe_text():
     return transformers.Qwen3MoeConfig(**SMALL | rope(1e4) | EXPERTS | {"norm_topk_prob": True})
 
 
+def gpt_oss(**more):
+    """A window, then a layer that sees all; a limit so low that it matters."""
+    stretched = rope(1e2, rope_type="yarn", factor=32.0, original_max_position_embeddings=32, beta_fast=32.0, beta_slow=1.0,
+                     truncate=False)
+    return transformers.GptOssConfig(**SMALL | stretched | FEW_EXPERTS | {"sliding_window": 5, "swiglu_limit": 1.0} | more)
+
+
 def long_row(seed=11):
     return [sparse.row(sparse.tokens(21, seed), [0, 1])]
 
@@ -128,10 +136,14 @@ MODELS = {
     "kimi-base": (kimi_k2, short_rows, False),
     "gemma2-base": (gemma2, two_rows, True),
     "gemma3-base": (gemma3, two_rows, True),
+    "gptoss-base": (gpt_oss, two_rows, True),
+    "gptoss-aux": (lambda: gpt_oss(**sparse.AUXILIARY), one_row, False),
     "qwen3vl-base": (qwen3_vl_text, two_rows, False),
     "qwen3vlmoe-base": (qwen3_vl_moe_text, two_rows, False),
 }
 ADAPTERS = {
+    "gptoss-base-lora": ("gptoss-base", {"target_modules": ATTENTION, "r": 2, "lora_alpha": 4,
+                                         "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}),
     "mixtral-base-lora": ("mixtral-base", {"target_modules": ATTENTION, "r": 2, "lora_alpha": 4,
                                            "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}),
     "phi3-base-lora": ("phi3-base", {"target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}),

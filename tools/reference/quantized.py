@@ -1,4 +1,4 @@
-"""Cases whose base is stored in few bits: GPTQ (4 bits, both conventions for zero points), AWQ, bitsandbytes and blocks of FP8. LoRA on top.
+"""Cases whose base is stored in few bits: GPTQ (4 bits, both conventions for zero points), AWQ, bitsandbytes, blocks of FP8 and MXFP4. LoRA on top.
 
 bitsandbytes (0.50.2, on the CPU) packs its own cases and says what they stand for. Nothing here needs a library for GPTQ or AWQ: weights are quantised by rounding, packed as the format says, and the judge runs transformers'
 float32 model on the weights that the packed tensors stand for. Everything that is not quantised is float16 (GPTQ) or bfloat16 (FP8).
@@ -7,6 +7,7 @@ import copy
 import json
 import pathlib
 
+import families
 import sparse
 import torch
 import transformers
@@ -306,4 +307,61 @@ def make_fp8(name):
     write(name, config, fp8_tensors, None, torch.bfloat16, described, targets)
 
 
-TABLES = ((GPTQ, make_gptq), (AWQ, make_awq), (BITSANDBYTES, make_bitsandbytes), (FP8, make_fp8))
+def gpt_oss():
+    return families.gpt_oss(**SMALL | {"head_dim": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+                                       "swiglu_limit": 7.0})
+
+
+MXFP4 = {"gptoss-mxfp4": gpt_oss}
+MXFP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def mxfp4_tensors(name, weight):
+    """The parts of a tensor [experts, in, out]: codes of four bits and exponents for 32 along `in`; and what they stand for."""
+    groups = weight.transpose(1, 2).unflatten(-1, (-1, 32))
+    exponents = (groups.abs().amax(-1, keepdim=True) / 6.0).log2().ceil()
+    scaled = groups / exponents.exp2()
+    codes = (scaled.abs()[..., None] - MXFP4_VALUES).abs().argmin(-1) + 8 * (scaled < 0)
+    blocks = (codes[..., ::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+    scales = (exponents[..., 0] + 127).to(torch.uint8)
+    value = transformers.integrations.mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    assert torch.equal(value, (MXFP4_VALUES[codes % 8] * (1 - 2 * (codes // 8)) * exponents.exp2()).flatten(2).transpose(1, 2))
+    return {f"{name}_blocks": blocks, f"{name}_scales": scales}, value
+
+
+def make_mxfp4(name):
+    files = {}
+
+    def make(seed):
+        model = sparse.build(MXFP4[name](), seed)
+        file, generator = {}, torch.Generator().manual_seed(seed + 2)
+        with torch.no_grad():
+            for key, tensor in sorted(model.named_parameters()):
+                tensor.copy_(tensor.to(torch.bfloat16))
+                if key.endswith((".gate_up_proj", ".down_proj")):
+                    parts, value = mxfp4_tensors(key, torch.stack([spread(expert, generator) for expert in tensor]))
+                    tensor.copy_(value)
+                    file |= parts
+                else:
+                    file[key] = tensor.to(torch.bfloat16)
+        files[seed] = file
+        settings = {"r": 2, "lora_alpha": 4, "target_modules": sparse.ATTENTION,
+                    "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+        return adapt(model, name, settings, seed), sparse.two_rows()
+
+    found = sparse.search(name, make, True)
+    seed, model = found[:2]
+    folder = fresh(name)
+    write_tensors(folder / "model.safetensors", files[seed])
+    plain = model.base_model.model
+    plain.config.architectures = [type(plain).__name__]
+    plain.config.save_pretrained(folder)
+    described = json.loads((folder / "config.json").read_text())
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
+    write_config(folder, described | {"dtype": "bfloat16", "quantization_config": quantization})
+    save_adapter(model, folder / "adapter")
+    sparse.finish(name, folder, found, "lora", name, True)
+
+
+TABLES = ((GPTQ, make_gptq), (AWQ, make_awq), (BITSANDBYTES, make_bitsandbytes), (FP8, make_fp8), (MXFP4, make_mxfp4))

@@ -39,8 +39,10 @@ def constant(name, zero_centred):
         return 0.0, 0.5
     if name.endswith("e_score_correction_bias"):
         return 0.0, 0.2
-    if name.endswith(".bias"):
+    if name.endswith((".bias", "_proj_bias")):
         return 0.0, 0.1
+    if name.endswith(".sinks"):
+        return 0.0, 1.0
     if name.endswith(("mlp.gate.weight", "router.weight", "conv1d.weight")):
         return 0.0, 0.5
     if ".lora_B." in name:

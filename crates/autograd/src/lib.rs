@@ -22,7 +22,7 @@ pub use op::columns::{Blocks, Move};
 pub use op::conv1d::Convolution;
 pub use op::decay::DecayRates;
 pub use op::delta_rule::DeltaShape;
-pub use op::experts::{ExpertAdapter, ExpertMatrix, Experts};
+pub use op::experts::{ExpertActivation, ExpertAdapter, ExpertMatrix, Experts};
 pub use op::head_loss::{HeadOutput, HeadShape, LossTargets};
 pub use op::linear::{Adapter, Linear};
 pub use op::rms_norm::Norm;

@@ -51,7 +51,12 @@ fn table(out: &mut impl Write, families: &[FamilySupport]) -> std::io::Result<()
 }
 
 fn weights(family: &FamilySupport) -> Vec<&'static str> {
-    let quantised = [(family.gptq_4bit, "GPTQ and AWQ 4-bit"), (family.fp8, "FP8"), (family.fp8, "bitsandbytes 4-bit")];
+    let quantised = [
+        (family.gptq_4bit, "GPTQ and AWQ 4-bit"),
+        (family.fp8, "FP8"),
+        (family.fp8, "bitsandbytes 4-bit"),
+        (family.mxfp4, "MXFP4"),
+    ];
     let quantised = quantised.into_iter().filter_map(|(read, name)| read.then_some(name));
     ["float32", "bfloat16", "float16"].into_iter().chain(quantised).collect()
 }

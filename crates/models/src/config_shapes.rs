@@ -1,14 +1,16 @@
 //! The weights that a config describes, without their files: shapes and formats, but no numbers.
 //! For plans of models that are not on this machine.
 //!
-//! Where the config quantises (GPTQ), every linear module that it does not exclude is in 4 bits;
-//! in a file, the tensors decide.
+//! Where the config quantises, every linear module that it does not exclude (GPTQ), or every expert
+//! (MXFP4), is in 4 bits; in a file, the tensors decide.
 
 use crate::ModelError;
-use crate::config::{Config, MlpKind, Quantization, quantization};
-use crate::experts::Projection;
+use crate::build::ExpertTensor;
+use crate::config::{Config, LayerConfig, MlpKind, Quantization, quantization};
+use crate::experts::{ExpertsShape, Projection};
 use crate::gptq::GptqForm;
 use crate::int4;
+use crate::mxfp4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use regex::Regex;
 use std::borrow::Cow;
@@ -77,6 +79,10 @@ impl WeightSource for ConfigShapes<'_> {
 
     /// The matrices of quantised experts; for others, any name is accepted.
     fn names_under(&self, start: &str) -> Option<Vec<String>> {
+        if self.config.quantization == Quantization::Mxfp4 {
+            let parts = |tensor: &str| mxfp4::PARTS.map(|part| format!("{start}{tensor}{part}"));
+            return Some(["gate_up_proj", "down_proj"].iter().flat_map(|tensor| parts(tensor)).collect());
+        }
         let path = |expert: usize, projection: Projection| format!("{start}{expert}.{}", projection.module());
         self.form(&path(0, Projection::Gate), self.config.hidden)?;
         let experts = self.config.layers.iter().find_map(|layer| match &layer.mlp {
@@ -85,6 +91,27 @@ impl WeightSource for ConfigShapes<'_> {
         })?;
         let of = |expert| Projection::ALL.map(|projection| format!("{}.qweight", path(expert, projection)));
         Some((0..experts).flat_map(of).collect())
+    }
+
+    /// Of the parts of MXFP4 tensors.
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        if self.config.quantization != Quantization::Mxfp4 {
+            return None;
+        }
+        let of_layer = |layer: &LayerConfig| match &layer.mlp {
+            MlpKind::Experts(experts) => Some(ExpertsShape::of(experts, self.config.hidden)),
+            MlpKind::Dense { .. } => None,
+        };
+        let shape = self.config.layers.iter().find_map(of_layer)?;
+        let part = mxfp4::PARTS.iter().position(|part| name.ends_with(part))?;
+        let is_down = name.ends_with(&format!("down_proj{}", mxfp4::PARTS[part]));
+        let tensor = if is_down { ExpertTensor::Down } else { ExpertTensor::GateUp };
+        let [rows, columns] = tensor.shape(shape);
+        mxfp4::shapes(name, shape.experts, rows, columns).ok().map(|shapes| shapes[part].clone())
+    }
+
+    fn bytes(&self, _name: &str, _shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+        Ok(Cow::Borrowed(&[]))
     }
 
     fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {

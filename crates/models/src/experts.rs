@@ -6,10 +6,15 @@
 //! their last two dimensions. The shapes of the pair decide which: one tensor may fit both ways
 //! (`2·width = hidden`, or `width = hidden`), never both tensors. Nothing is read until everything
 //! is checked.
+//!
+//! Where gate and up rows alternate (gpt-oss), the fused tensors are transposed, or MXFP4
+//! (`mxfp4.rs`); the gate of a stored expert then stands for the first half of these rows, its up for
+//! the second.
 
 use crate::ModelError;
 use crate::config::ExpertsConfig;
 use crate::gptq::{self, GptqWeight};
+use crate::mxfp4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use isobit_kernels::op::QuantizedShape;
 use isobit_proof::name::harmless;
@@ -63,6 +68,7 @@ impl Projection {
 pub enum Experts<'a> {
     Stored(StoredExperts<'a>),
     Gptq(GptqExperts<'a>),
+    Mxfp4(Mxfp4Experts<'a>),
 }
 
 impl Experts<'_> {
@@ -70,6 +76,38 @@ impl Experts<'_> {
         match self {
             Self::Stored(stored) => stored.shape(),
             Self::Gptq(gptq) => gptq.shape(),
+            Self::Mxfp4(packed) => packed.shape(),
+        }
+    }
+
+    /// Whether they are stored in fewer bits, so that only adapters can be trained.
+    pub(crate) fn is_quantised(&self) -> bool {
+        !matches!(self, Self::Stored(_))
+    }
+
+    /// Checks that the layout has gate and up rows in the order that the model expects.
+    pub(crate) fn check_order(&self, alternates: bool) -> Result<(), ModelError> {
+        let one_by_one = |layer: &LayerExperts| {
+            let what = "experts of this family are read from fused tensors, not one by one".to_string();
+            Err(wrong(&layer.path(Projection::Gate, 0), what))
+        };
+        match self {
+            Self::Mxfp4(Mxfp4Experts { layer }) if !alternates => {
+                let what = "MXFP4 is read only in models whose gate and up rows alternate".to_string();
+                Err(wrong(&format!("{}{}", layer.gate_up(), mxfp4::PARTS[0]), what))
+            }
+            Self::Gptq(GptqExperts { layer }) if alternates => one_by_one(layer),
+            Self::Stored(StoredExperts { layer, layout, .. }) if alternates => match layout {
+                ExpertsLayout::Fused => {
+                    let ExpertsShape { experts, width, hidden } = layer.shape;
+                    let shape = [experts, hidden, 2 * width];
+                    Err(wrong(&layer.gate_up(), format!("it is not transposed: the config says {shape:?}")))
+                }
+                // A source that accepts any name has them in any order.
+                ExpertsLayout::PerExpert if layer.source.names_under(&layer.start).is_some() => one_by_one(layer),
+                ExpertsLayout::PerExpert | ExpertsLayout::Transposed => Ok(()),
+            },
+            _ => Ok(()),
         }
     }
 }
@@ -83,15 +121,18 @@ pub fn load<'a>(source: &'a dyn WeightSource, path: &str, shape: ExpertsShape) -
         let format = source.format(&layer.weight(Projection::Gate, 0))?;
         return Ok(Experts::Stored(StoredExperts { layer, layout: ExpertsLayout::PerExpert, format }));
     };
-    let mut found = Found { fused: Vec::new(), parts: vec![[Presence::Missing; 3]; shape.experts], biases: Vec::new() };
+    let mut found = Found::none(shape.experts);
     for name in &names {
         found.take(&layer, name)?;
     }
-    if let Some(name) = found.fused.first() {
-        if let Some(single) = names.iter().find(|name| !found.fused.contains(name)) {
+    if let Some(name) = found.fused.first().or(found.packed.first()) {
+        if let Some(single) = found.single.first() {
             return Err(wrong(single, format!("{name} is there too: experts come one by one or fused, not both")));
         }
-        return fused(layer);
+        if let (Some(fused), Some(packed)) = (found.fused.first(), found.packed.first()) {
+            return Err(wrong(packed, format!("{fused} is there too: experts are numbers or MXFP4, not both")));
+        }
+        return if found.packed.is_empty() { fused(layer) } else { packed(layer) };
     }
     for (path, outputs) in &found.biases {
         source.bias(path, *outputs, false)?;
@@ -133,6 +174,15 @@ impl LayerExperts<'_> {
     fn down(&self) -> String {
         format!("{}down_proj", self.start)
     }
+
+    /// The fused tensor that holds a projection, and rows and columns of one expert's matrix in it.
+    fn fused(&self, projection: Projection) -> (String, [usize; 2]) {
+        let ExpertsShape { width, hidden, .. } = self.shape;
+        match projection {
+            Projection::Gate | Projection::Up => (self.gate_up(), [2 * width, hidden]),
+            Projection::Down => (self.down(), [hidden, width]),
+        }
+    }
 }
 
 /// What a file holds for one matrix.
@@ -146,6 +196,10 @@ enum Presence {
 /// What the names of a layer show.
 struct Found {
     fused: Vec<String>,
+    /// Parts of MXFP4 tensors.
+    packed: Vec<String>,
+    /// Tensors of one expert.
+    single: Vec<String>,
     /// Per expert, in the order of `Projection::ALL`.
     parts: Vec<[Presence; 3]>,
     /// Paths and output counts of modules with a bias.
@@ -153,11 +207,23 @@ struct Found {
 }
 
 impl Found {
+    fn none(experts: usize) -> Self {
+        let (fused, packed, single, biases) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { fused, packed, single, parts: vec![[Presence::Missing; 3]; experts], biases }
+    }
+
     fn take(&mut self, layer: &LayerExperts, name: &str) -> Result<(), ModelError> {
-        if name == layer.gate_up() || name == layer.down() {
-            self.fused.push(name.to_string());
+        for tensor in [layer.gate_up(), layer.down()] {
+            match name.strip_prefix(&tensor) {
+                Some("") => self.fused.push(name.to_string()),
+                Some(part) if mxfp4::PARTS.contains(&part) => self.packed.push(name.to_string()),
+                // The builder knows whether there are biases.
+                Some("_bias") => {}
+                _ => continue,
+            }
             return Ok(());
         }
+        self.single.push(name.to_string());
         let mut rest = name[layer.start.len()..].splitn(3, '.');
         let mut next = || rest.next().unwrap_or("");
         let (number, module, part) = (next(), next(), next());
@@ -218,6 +284,22 @@ fn fused(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
     let format = layer.source.format(&names[0])?;
     same_format(&names[1], layer.source.format(&names[1])?, format)?;
     Ok(Experts::Stored(StoredExperts { layer, layout, format }))
+}
+
+/// Two MXFP4 tensors, each for all experts.
+fn packed(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
+    for projection in [Projection::Gate, Projection::Down] {
+        let (name, [rows, columns]) = layer.fused(projection);
+        for (part, shape) in mxfp4::PARTS.into_iter().zip(mxfp4::shapes(&name, layer.shape.experts, rows, columns)?) {
+            let name = format!("{name}{part}");
+            let missing = || "it is missing: an MXFP4 tensor has blocks and scales".to_string();
+            let found = layer.source.shape(&name).ok_or_else(|| wrong(&name, missing()))?;
+            if found != shape {
+                return Err(wrong(&name, format!("its shape is {found:?}, but the config says {shape:?}")));
+            }
+        }
+    }
+    Ok(Experts::Mxfp4(Mxfp4Experts { layer }))
 }
 
 fn same_format(name: &str, found: FloatFormat, format: FloatFormat) -> Result<(), ModelError> {
@@ -361,11 +443,8 @@ impl<'a> StoredExperts<'a> {
 
     /// The fused tensor that holds a projection.
     fn whole(&self, projection: Projection) -> Result<StoredTensor<'a>, ModelError> {
-        let ExpertsShape { experts, width, hidden } = self.layer.shape;
-        let (name, [rows, columns]) = match projection {
-            Projection::Gate | Projection::Up => (self.layer.gate_up(), [2 * width, hidden]),
-            Projection::Down => (self.layer.down(), [hidden, width]),
-        };
+        let experts = self.layer.shape.experts;
+        let (name, [rows, columns]) = self.layer.fused(projection);
         let shape =
             if self.layout == ExpertsLayout::Transposed { [experts, columns, rows] } else { [experts, rows, columns] };
         self.layer.source.tensor(&name, &shape)
@@ -457,5 +536,48 @@ impl GptqExperts<'_> {
     /// This matrix will not be requested again.
     pub fn release_expert(&self, projection: Projection, expert: usize) {
         self.layer.source.release_weight(&self.layer.path(projection, expert));
+    }
+}
+
+/// Experts stored as MXFP4: gate and up are one matrix of alternating rows.
+#[derive(Clone)]
+pub struct Mxfp4Experts<'a> {
+    layer: LayerExperts<'a>,
+}
+
+impl<'a> Mxfp4Experts<'a> {
+    pub fn shape(&self) -> ExpertsShape {
+        self.layer.shape
+    }
+
+    /// The tensor that holds a projection.
+    fn packed(&self, projection: Projection) -> Result<mxfp4::Packed<'a>, ModelError> {
+        let (name, [rows, columns]) = self.layer.fused(projection);
+        mxfp4::Packed::read(self.layer.source, &name, self.layer.shape.experts, rows, columns)
+    }
+
+    /// The common shape of all experts' matrices.
+    pub fn quantized_shape(&self, projection: Projection) -> Result<QuantizedShape, ModelError> {
+        self.packed(projection)?.shape()
+    }
+
+    /// The matrix of one expert in the tensor that holds a projection: gate and up together. `shape`
+    /// is that of all.
+    pub fn expert(
+        &self,
+        projection: Projection,
+        expert: usize,
+        shape: QuantizedShape,
+    ) -> Result<GptqWeight, ModelError> {
+        Ok(self.packed(projection)?.matrix(expert, shape.half_scales))
+    }
+
+    /// None of the layer's experts will be requested again.
+    pub fn release(&self) {
+        for name in [self.layer.gate_up(), self.layer.down()] {
+            for part in mxfp4::PARTS {
+                self.layer.source.release(&format!("{name}{part}"));
+            }
+        }
     }
 }

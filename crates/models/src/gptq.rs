@@ -101,13 +101,13 @@ impl GptqWeight {
     /// a head or a router, whose ops take float32 numbers.
     #[expect(clippy::float_arithmetic, reason = "the one product that defines the weight")]
     pub fn dequantise(&self) -> Vec<f32> {
-        let scales = self.quantized().scales;
+        let weight = self.quantized();
         let mut values = Vec::with_capacity(self.outputs * self.inputs);
         for output in 0..self.outputs {
             for input in 0..self.inputs {
                 let place = self.group_of_input[input] as usize * self.outputs + output;
-                let steps = i32::from(self.integer(input, output)) - i32::from(self.zeros[place]);
-                values.push(steps as f32 * scales.get(place));
+                let steps = weight.number(input, output);
+                values.push(steps as f32 * weight.scales.get(place));
             }
         }
         values

@@ -36,6 +36,11 @@ pub(crate) fn check(of_file: &Quantization) -> Result<(), ModelError> {
                         leave the setting out, and its integers are used as they are";
             Err(ModelError::Adapter(what.to_string()))
         }
+        Quantization::Mxfp4 => {
+            let what = "`load_in_4bit` quantises a base of 16 or 32 bits, and the experts of this one are stored in 4 \
+                        bits already: leave the setting out";
+            Err(ModelError::Adapter(what.to_string()))
+        }
     }
 }
 

@@ -65,6 +65,9 @@ impl Inventory {
                 if config.head_norms {
                     self.norms(&path, &[names.q_norm, names.k_norm]);
                 }
+                if config.sinks {
+                    self.tensor(format!("{path}.{}", names.sinks));
+                }
             }
             AttentionKind::Latent(config) => {
                 let names = config.names;

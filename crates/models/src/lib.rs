@@ -3,8 +3,8 @@
 //! `families/` has one file per family, with everything specific to it; `config/` reads
 //! `config.json`. `source.rs` is where weights come from: `weights.rs` is a model folder with its
 //! names (`names.rs`), unused tensors (`unused.rs`, against `inventory.rs`) and quantised matrices
-//! (`fp8.rs`, `gptq.rs`, `awq.rs`, `nf4.rs`, `int4.rs`); `experts.rs` reads the experts of a layer
-//! in any layout; `gguf.rs` has llama.cpp's names.
+//! (`fp8.rs`, `gptq.rs`, `awq.rs`, `nf4.rs`, `int4.rs`, `mxfp4.rs`); `experts.rs` reads the experts
+//! of a layer in any layout; `gguf.rs` has llama.cpp's names.
 
 // What is trained: `adapter.rs` selects the modules that get an adapter, `peft_rules.rs` refuses
 // some targets, `adapter_config.rs` reads PEFT's config, and `files.rs` defines how trained tensors
@@ -29,6 +29,7 @@ pub mod inventory;
 mod layer;
 pub mod merge;
 mod model;
+mod mxfp4;
 pub mod names;
 mod nf4;
 pub mod peft;

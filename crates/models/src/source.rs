@@ -97,6 +97,11 @@ pub trait WeightSource {
         None
     }
 
+    /// A tensor of bytes, which must have the given shape; no bytes if the source knows none.
+    fn bytes(&self, name: &str, _shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+        Err(ModelError::Tensor { name: name.to_string(), what: "this source reads no bytes".to_string() })
+    }
+
     /// The matrix of the linear layer at `path`.
     fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {
         Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?))
@@ -165,9 +170,23 @@ impl WeightSource for TensorFiles {
         Some(self.get(name).ok()?.shape.to_vec())
     }
 
+    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+        stored_bytes(self.get(name)?, shape)
+    }
+
     fn names_under(&self, start: &str) -> Option<Vec<String>> {
         Some(self.names().filter(|name| name.starts_with(start)).map(str::to_string).collect())
     }
+}
+
+/// A tensor of a file that holds bytes.
+pub(crate) fn stored_bytes<'a>(tensor: Tensor<'a>, shape: &[usize]) -> Result<Cow<'a, [u8]>, ModelError> {
+    check_shape(&tensor, shape)?;
+    if tensor.dtype != Dtype::U8 {
+        let what = format!("it holds {}, not U8", tensor.dtype.name());
+        return Err(ModelError::Tensor { name: tensor.name.to_string(), what });
+    }
+    Ok(Cow::Borrowed(tensor.bytes))
 }
 
 /// A tensor of a file, as stored.
@@ -276,6 +295,13 @@ impl WeightSource for Shapes<'_> {
         match self {
             Self::All(_) => None,
             Self::Of(source) => source.names_under(start),
+        }
+    }
+
+    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+        match self {
+            Self::All(_) => Ok(Cow::Borrowed(&[])),
+            Self::Of(source) => source.bytes(name, shape),
         }
     }
 

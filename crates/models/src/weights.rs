@@ -9,7 +9,7 @@ use crate::config::{Config, Fp8Config, GptqConfig, GptqFormat, Quantization, qua
 use crate::gptq::GptqForm;
 use crate::names::Names;
 use crate::nf4::{self, Nf4Matrix};
-use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, check_shape, format_of, stored};
+use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, check_shape, format_of, stored, stored_bytes};
 use crate::{fp8, gptq, int4, unused};
 use isobit_proof::safetensors::{Dtype, Tensor, TensorFiles};
 use regex::Regex;
@@ -292,6 +292,15 @@ impl WeightSource for Weights {
         let mut names: Vec<String> = here.filter(|name| name.starts_with(start)).map(Cow::into_owned).collect();
         names.sort_unstable();
         Some(names)
+    }
+
+    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+        let tensor = self.get(name)?;
+        if self.quantization != Quantization::Mxfp4 {
+            let what = "it is quantised, but the config has no `quantization_config` of method mxfp4".to_string();
+            return Err(self.placed(wrong(tensor.name, what)));
+        }
+        stored_bytes(tensor, shape).map_err(|error| self.placed(error))
     }
 
     fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {

@@ -14,12 +14,13 @@ float32, bfloat16 or float16 weights, and generates with a cache; 4-bit bases tr
 
 pub(super) fn page() -> String {
     let heads = ["family", "model_type", "attention", "MLP", "LoRA modules", "expert tensors", "per expert"];
-    let mut table = Table::new(&[&heads[..], &["GPTQ, AWQ 4-bit", "FP8", "tied head", "balance loss"]].concat());
+    let formats = ["GPTQ, AWQ 4-bit", "FP8", "MXFP4", "tied head", "balance loss"];
+    let mut table = Table::new(&[&heads[..], &formats].concat());
     for family in families() {
         let FamilySupport { name, attention, mlp, .. } = &family;
         let all_linear = family.lora_all_linear.then(|| "all-linear".to_string());
         let modules: Vec<String> = all_linear.into_iter().chain(family.lora_modules.clone()).collect();
-        let flags = [family.gptq_4bit, family.fp8, family.tied_head, family.balance_loss];
+        let flags = [family.gptq_4bit, family.fp8, family.mxfp4, family.tied_head, family.balance_loss];
         let mut row = vec![name.to_string(), codes(&family.model_types), attention.join(", "), mlp.join(", ")];
         row.extend([codes(&modules), codes(&family.lora_expert_parameters), codes(&family.lora_per_expert_modules)]);
         row.extend(flags.map(|flag| if flag { "yes" } else { "" }.to_string()));

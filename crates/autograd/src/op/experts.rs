@@ -2,8 +2,9 @@
 //! experts.
 //!
 //! A token's row is copied to each of its experts ("Grouped rows"), passes through gate and up as
-//! one matrix (gate rows, then up rows), SwiGLU and down, and the results are weighted and summed
-//! in slot order ("Combine"). Adapters have one pair of factors per expert.
+//! one matrix (gate rows, then up rows, or in turns), SwiGLU and down, and the results are weighted
+//! and summed in slot order ("Combine"). Adapters have one pair of factors per expert, and a bias
+//! is a low-rank product of rank 1 with ones.
 
 use crate::TapeError;
 use crate::arena::Lease;
@@ -11,15 +12,16 @@ use crate::gradients::Gradients;
 use crate::op::Node;
 use crate::op::product4::takes_plain_rows;
 use crate::op::router::{Grouping, Routes};
-use crate::parameters::{Matrix, ParameterId};
+use crate::parameters::{Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
-    self, ColumnMode, Columns, Combine, CombineBackward, CombineForward, CopyColumns, EmbeddingForward, GroupSizes,
-    LowRank, LowRankContract, LowRankExpand, Place, Product, ProductForward, ProductGradInput, ProductGradWeight,
-    SliceShape, SwigluPairsBackward, SwigluPairsForward,
+    self, ClampedSwigluBackward, ClampedSwigluForward, ColumnMode, Columns, Combine, CombineBackward, CombineForward,
+    CopyColumns, EmbeddingForward, GroupSizes, LowRank, LowRankContract, LowRankExpand, Place, Product, ProductForward,
+    ProductGradInput, ProductGradWeight, SliceShape, SwigluPairsBackward, SwigluPairsForward,
 };
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
+use isobit_numerics::elementary::ClampedSwiglu;
 use std::rc::Rc;
 
 /// One matrix `[outputs, inputs]` per expert, with an adapter.
@@ -29,7 +31,18 @@ pub struct ExpertMatrix<B: Backend> {
     pub inputs: usize,
     /// All experts stacked; for 4-bit weights each part, gate and up, stacks all experts.
     pub weight: Matrix<B>,
+    /// `[experts, outputs]`
+    pub bias: Option<Vector<B>>,
     pub adapter: Option<ExpertAdapter>,
+}
+
+/// What is between the products of an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertActivation {
+    /// Gate rows, then up rows.
+    Swiglu,
+    /// Gate and up rows alternate.
+    Clamped(ClampedSwiglu),
 }
 
 /// Low-rank adapters of all experts: A `[experts, rank, inputs]`, B `[experts, outputs, rank]`.
@@ -46,8 +59,9 @@ pub struct ExpertAdapter {
 
 /// The experts of a layer.
 pub struct Experts<B: Backend> {
-    /// `[2·width, hidden]` each: gate rows, then up rows.
+    /// `[2·width, hidden]` each: gate and up rows, in the order that the activation has.
     pub gate_up: ExpertMatrix<B>,
+    pub activation: ExpertActivation,
     /// `[hidden, width]` each.
     pub down: ExpertMatrix<B>,
 }
@@ -56,6 +70,11 @@ impl<B: Backend> ExpertMatrix<B> {
     /// Whether a trained tensor's gradient needs the input.
     fn needs_input(&self) -> bool {
         self.adapter.is_some() || matches!(self.weight, Matrix::Trained(_))
+    }
+
+    /// The biases as factors of low-rank products.
+    fn bias_factors<'s>(&self, segments: &'s [usize]) -> LowRank<'s> {
+        LowRank { segments, rank: 1, width: self.outputs, layout: op::FactorLayout::RankMajor, alpha: 1.0 }
     }
 
     fn factors<'s>(&self, adapter: &ExpertAdapter, segments: &'s [usize]) -> [LowRank<'s>; 2] {
@@ -101,7 +120,7 @@ pub(crate) struct SavedDown<'a, B: Backend> {
 type RowsAndLow<B> = (Lease<B>, Option<Rc<Lease<B>>>);
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// `silu(gate)·up` of every pair of a token and one of its experts: a value with
+    /// The activation of gate and up of every pair of a token and one of its experts: a value with
     /// `tokens · slots` rows.
     pub fn experts_up(
         &mut self,
@@ -118,7 +137,14 @@ impl<'a, B: Backend> Tape<'a, B> {
         // Rows per expert: they determine the sizes of the experts' products.
         self.trace.note("router", &grouping.known().sizes.counts());
         let mut data = self.take(both.length() / 2);
-        self.backend.run(SwigluPairsForward { h: data.buffer_mut(), both: both.buffer(), width });
+        match experts.activation {
+            ExpertActivation::Swiglu => {
+                self.backend.run(SwigluPairsForward { h: data.buffer_mut(), both: both.buffer(), width });
+            }
+            ExpertActivation::Clamped(p) => {
+                self.backend.run(ClampedSwigluForward { h: data.buffer_mut(), both: both.buffer(), p });
+            }
+        }
         let y = self.variable(Rc::new(data), width, x.needs_gradient || matrix.needs_input());
         if y.needs_gradient {
             let saved = SavedUp {
@@ -216,6 +242,10 @@ impl<'a, B: Backend> Tape<'a, B> {
                 self.backend.run(ProductForward { y: y.buffer_mut(), x: sliced.slices(), w: operand, p });
             });
         }
+        if let (true, Some(bias)) = (wanted, &matrix.bias) {
+            let (u, factor, p) = (grouping.ones(self), bias.value(self.parameters), matrix.bias_factors(segments));
+            self.backend.run(LowRankExpand { y: y.buffer_mut(), u, factor, p });
+        }
         let low = matrix.adapter.as_ref().map(|adapter| {
             let [a, b] = matrix.factors(adapter, segments);
             let mut low = self.take(count * adapter.rank);
@@ -267,6 +297,10 @@ impl<B: Backend> MatrixGradient<'_, B> {
                 p,
                 row_starts,
             });
+        }
+        if let Some(id) = matrix.bias.as_ref().and_then(Vector::id) {
+            let (dbias, p) = (gradients.reach(tape.backend, id), matrix.bias_factors(segments));
+            tape.outer(dbias, grouping.ones(tape), dy, &p, row_starts);
         }
         let grad_low = matrix.adapter.as_ref().map(|adapter| self.adapter(tape, adapter, input, gradients));
         if !wanted {
@@ -331,12 +365,16 @@ impl<B: Backend> SavedUp<'_, B> {
         let Some(gradient) = values[self.output].take() else { return };
         let matrix = &self.experts.gate_up;
         let mut dy = tape.take(self.both.length());
-        tape.backend.run(SwigluPairsBackward {
-            dboth: dy.buffer_mut(),
-            dh: gradient.buffer(),
-            both: self.both.buffer(),
-            width: matrix.outputs / 2,
-        });
+        let (dh, both) = (gradient.buffer(), self.both.buffer());
+        match self.experts.activation {
+            ExpertActivation::Swiglu => {
+                let width = matrix.outputs / 2;
+                tape.backend.run(SwigluPairsBackward { dboth: dy.buffer_mut(), dh, both, width });
+            }
+            ExpertActivation::Clamped(p) => {
+                tape.backend.run(ClampedSwigluBackward { dboth: dy.buffer_mut(), dh, both, p });
+            }
+        }
         drop(gradient);
         let rows = self.x.as_ref().map(|x| tape.gathered(x, &self.grouping, matrix.inputs));
         let part = MatrixGradient { matrix, grouping: &self.grouping, dy: &dy, low: self.low.as_ref() };

@@ -9,18 +9,19 @@ use crate::TapeError;
 use crate::arena::{Lease, RowsLease};
 use crate::gradients::Gradients;
 use crate::op::Node;
-use crate::parameters::Matrix;
+use crate::parameters::{Matrix, Vector};
 use crate::recompute::Contract;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::backend::{BegunDownload, Length};
 use isobit_kernels::op::{
-    BalanceBackward, GroupRows, GroupSizes, Product, ProductForward, ProductGradInput, ProductGradWeight,
-    Router as Shape, RouterBackward, RouterChoose, RouterWeights, Scoring, SliceRows, SliceShape,
+    BalanceBackward, BiasBackward, BiasForward, GroupRows, GroupSizes, Product, ProductForward, ProductGradInput,
+    ProductGradWeight, Router as Shape, RouterBackward, RouterChoose, RouterWeights, Scoring, SliceRows, SliceShape,
 };
 use isobit_kernels::tensor::{F32, U32};
 use isobit_kernels::{Backend, Matrix as Operand};
 use isobit_numerics::slices::Profile;
 use std::cell::OnceCell;
+use std::convert::Infallible;
 use std::rc::Rc;
 
 /// The profile of every router, regardless of the model's.
@@ -30,6 +31,8 @@ pub const ROUTER_PROFILE: Profile = Profile::X3;
 pub struct Router<B: Backend> {
     /// Sliced in [`ROUTER_PROFILE`].
     pub weight: Matrix<B>,
+    /// Part of the logits.
+    pub logit_bias: Option<Vector<B>>,
     /// Added to sigmoid scores, only for choosing.
     pub bias: Option<F32<B>>,
     pub hidden: usize,
@@ -63,6 +66,8 @@ pub(crate) struct Grouping<B: Backend> {
     counts: U32<B>,
     begun: BegunDownload,
     known: OnceCell<Known>,
+    /// A one for each grouped row, made on first use.
+    ones: OnceCell<F32<B>>,
 }
 
 /// What the host knows of a grouping.
@@ -95,6 +100,12 @@ impl<B: Backend> Grouping<B> {
             let _ = self.known.set(Known { counts, sizes });
         }
         Ok(self.known())
+    }
+
+    /// What biases of experts are multiplied by.
+    pub(crate) fn ones(&self, tape: &Tape<B>) -> &F32<B> {
+        let made = || tape.backend.upload_made(self.rows(), || Ok::<_, Infallible>(vec![1.0_f32; self.rows()]));
+        self.ones.get_or_init(|| made().unwrap_or_else(|never| match never {}))
     }
 
     /// What the host knows, after [`Grouping::wait`].
@@ -188,6 +199,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.with_router(router, |operand| {
             self.backend.run(ProductForward { y: logits.buffer_mut(), x: rows.slices(), w: operand, p });
         });
+        if let Some(bias) = &router.logit_bias {
+            self.backend.run(BiasForward { y: logits.buffer_mut(), bias: bias.value(self.parameters) });
+        }
         logits
     }
 
@@ -209,7 +223,8 @@ impl<'a, B: Backend> Tape<'a, B> {
             experts: shape.experts,
         });
         let begun = backend.begin_download(&counts);
-        let grouping = Rc::new(Grouping { indices, tokens, places, counts, begun, known: OnceCell::new() });
+        let grouping =
+            Rc::new(Grouping { indices, tokens, places, counts, begun, known: OnceCell::new(), ones: OnceCell::new() });
         self.groupings.push(Rc::clone(&grouping));
         grouping
     }
@@ -261,6 +276,10 @@ impl<B: Backend> Saved<'_, B> {
             let row_starts = &tape.layout.row_starts;
             let (dw, dy, x) = (gradients.reach(tape.backend, id), dlogits.buffer(), x.buffer());
             tape.backend.run(ProductGradWeight { dw, dy, x, p, row_starts });
+        }
+        if let Some(id) = router.logit_bias.as_ref().and_then(Vector::id) {
+            let dbias = gradients.reach(tape.backend, id);
+            tape.backend.run(BiasBackward { dbias, dy: dlogits.buffer(), row_starts: &tape.layout.row_starts });
         }
         if self.needs_gradient {
             let before = values[self.input].take().map(|before| tape.owned(before));

@@ -3,11 +3,13 @@
 #![expect(clippy::float_arithmetic, reason = "differences of losses, made-up weights")]
 
 use isobit_autograd::{
-    Adapter, Balance, BatchLayout, ExpertAdapter, ExpertMatrix, Experts, Gradients, Linear, LossTargets, Matrix,
-    ParameterId, Parameters, Policy, Router, SharedBranch, Table, Tape, TapeError, Variable,
+    Adapter, Balance, BatchLayout, ExpertActivation, ExpertAdapter, ExpertMatrix, Experts, Gradients, Linear,
+    LossTargets, Matrix, ParameterId, Parameters, Policy, Router, SharedBranch, Table, Tape, TapeError, Variable,
+    Vector,
 };
 use isobit_kernels::op::{Scoring, Span};
 use isobit_kernels::{Cpu, Device, Path};
+use isobit_numerics::elementary::ClampedSwiglu;
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 
@@ -33,6 +35,8 @@ struct NetShape {
     /// Without a gate, or with one.
     shared: Option<bool>,
     balance: bool,
+    /// Biases of router and experts, and clamped SwiGLU.
+    biased: bool,
 }
 
 struct Net {
@@ -58,6 +62,7 @@ impl Net {
         let table = Table::Trained(add("table", &[VOCABULARY, HIDDEN]));
         let router = Router {
             weight: Matrix::Trained(add("router", &[EXPERTS, HIDDEN])),
+            logit_bias: kind.biased.then(|| Vector::Trained(add("router bias", &[EXPERTS]))),
             bias: (kind.scoring == Scoring::Sigmoid).then(|| backend.upload(&numbers(99, EXPERTS))),
             hidden: HIDDEN,
             experts: EXPERTS,
@@ -73,7 +78,8 @@ impl Net {
             let a = add(&format!("{name} A"), &[EXPERTS, RANK, inputs]);
             let b = add(&format!("{name} B"), &[EXPERTS, outputs, RANK]);
             let adapter = Some(ExpertAdapter { a, b, rank: RANK, scale: 0.5, halves: false });
-            ExpertMatrix { experts: EXPERTS, outputs, inputs, weight, adapter }
+            let bias = kind.biased.then(|| Vector::Trained(add(&format!("{name} bias"), &[EXPERTS, outputs])));
+            ExpertMatrix { experts: EXPERTS, outputs, inputs, weight, bias, adapter }
         };
         let gate_up = matrix("gate_up", 2 * WIDTH, HIDDEN);
         let down = matrix("down", HIDDEN, WIDTH);
@@ -89,7 +95,12 @@ impl Net {
             }
         }
         let head = Matrix::Trained(add("head", &[VOCABULARY, HIDDEN]));
-        Self { backend, kind, parameters, table, router, experts: Experts { gate_up, down }, shared, head }
+        let activation = if kind.biased {
+            ExpertActivation::Clamped(ClampedSwiglu { alpha: 1.702, limit: 7.0 })
+        } else {
+            ExpertActivation::Swiglu
+        };
+        Self { backend, kind, parameters, table, router, experts: Experts { gate_up, activation, down }, shared, head }
     }
 
     fn layer<'a>(&'a self, tape: &mut Tape<'a, Cpu>, x: &Variable<Cpu>) -> Result<Variable<Cpu>, TapeError> {
@@ -141,9 +152,16 @@ impl Net {
 }
 
 fn kinds() -> Vec<NetShape> {
-    let kind =
-        |scoring, renormalise, groups, shared, balance| NetShape { scoring, renormalise, groups, shared, balance };
+    let kind = |scoring, renormalise, groups, shared, balance| NetShape {
+        scoring,
+        renormalise,
+        groups,
+        shared,
+        balance,
+        biased: false,
+    };
     vec![
+        NetShape { biased: true, ..kind(Scoring::Softmax, true, 1, None, true) },
         kind(Scoring::Softmax, true, 1, None, true),
         kind(Scoring::Softmax, false, 1, Some(true), false),
         kind(Scoring::Softmax, true, 1, Some(true), true),

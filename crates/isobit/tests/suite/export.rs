@@ -262,12 +262,12 @@ fn whole_modules_replace_those_of_the_base() {
 #[test]
 fn quantised_bases_are_expanded() {
     let folder = Folder::new(Shape::TINY);
-    for base in ["awq", "awq-moe", "nf4", "gptq-v1", "gptq-v2-order", "gptq-moe", "deepseek-fp8"] {
+    for base in ["awq", "awq-moe", "nf4", "gptq-v1", "gptq-v2-order", "gptq-moe", "deepseek-fp8", "gptoss-mxfp4"] {
         let found = merged(&folder, &fixture(base).join("adapter"), &fixture(base), base, &[]);
         for (name, (dtype, ..)) in &found {
             let keeps = *dtype == Dtype::F32 && base == "deepseek-fp8";
             assert!(*dtype == Dtype::Bf16 || keeps, "{name} {dtype}");
-            assert!(!["qweight", "scales", "scale_inv"].iter().any(|part| name.ends_with(part)), "{name}");
+            assert!(!["qweight", "blocks", "scales", "scale_inv"].iter().any(|part| name.ends_with(part)), "{name}");
         }
         let config = folder.text(&format!("{base}/config.json"));
         assert!(!config.contains("quantization_config") && config.contains("\"bfloat16\""), "{config}");

@@ -1,9 +1,8 @@
 //! Builds the MLP of a mixture of experts: router, experts of any layout as one grouped matrix,
 //! shared expert.
 //!
-//! Gate and up of an expert become one matrix (gate rows, then up rows), as in transformers' memory
-//! layout; trained experts are two such tensors per layer, and `files.rs` converts them back to the
-//! layout of the file. With 4-bit weights, gate and up stay separate: each has its own channel
+//! Gate and up of an expert become one matrix, with rows in the order of transformers' memory layout; trained experts are two such tensors per layer, and `files.rs` converts them back to the
+//! layout of the file. With 4-bit integers, gate and up stay separate: each has its own channel
 //! order.
 
 use crate::ModelError;
@@ -15,7 +14,9 @@ use crate::files::{Factor, Form};
 use crate::int4;
 use crate::layer::experts::{SharedExpert, SparseMlp};
 use crate::source::StoredTensor;
-use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, Quantized, ROUTER_PROFILE, Router};
+use isobit_autograd::{
+    ExpertActivation, ExpertAdapter, ExpertMatrix, Experts, Matrix, Quantized, ROUTER_PROFILE, Router, Vector,
+};
 use isobit_kernels::Backend;
 use isobit_kernels::op::low_rank::RANK_MAX;
 use isobit_kernels::op::{QuantizedShape, Scoring, SliceShape};
@@ -100,15 +101,20 @@ impl<B: Backend> Builder<'_, B> {
         let router = self.router(&format!("{path}.{}", c.router), c, trained)?;
         let shape = ExpertsShape::of(c, hidden);
         let loaded = experts::load(self.source, path, shape)?;
+        loaded.check_order(c.clamp.is_some())?;
         let gate_up_target = self.expert_target(path, ExpertTensor::GateUp)?;
         let down_target = self.expert_target(path, ExpertTensor::Down)?;
         // PEFT's later wrapper is the outer one: with a single target there is no inner name.
         let inner = if gate_up_target.is_some() && down_target.is_some() { ".base_layer" } else { "" };
         let gate_up =
             self.expert_matrix(path, ExpertTensor::GateUp, &loaded, trained, gate_up_target.map(|of| (of, inner)))?;
+        let gate_up = ExpertMatrix { bias: self.expert_bias(path, ExpertTensor::GateUp, c, trained)?, ..gate_up };
         let down = self.expert_matrix(path, ExpertTensor::Down, &loaded, trained, down_target.map(|of| (of, "")))?;
-        if let Loaded::Stored(stored) = &loaded {
-            stored.release();
+        let down = ExpertMatrix { bias: self.expert_bias(path, ExpertTensor::Down, c, trained)?, ..down };
+        match &loaded {
+            Loaded::Stored(stored) => stored.release(),
+            Loaded::Mxfp4(packed) => packed.release(),
+            Loaded::Gptq(_) => {}
         }
         let shared = match c.shared {
             None => None,
@@ -122,7 +128,28 @@ impl<B: Backend> Builder<'_, B> {
                 Some(SharedExpert { gate, up, down, switch })
             }
         };
-        Ok(SparseMlp { router, experts: Experts { gate_up, down }, shared })
+        let activation = c.clamp.map_or(ExpertActivation::Swiglu, ExpertActivation::Clamped);
+        Ok(SparseMlp { router, experts: Experts { gate_up, activation, down }, shared })
+    }
+
+    /// The biases of one tensor of all experts.
+    fn expert_bias(
+        &mut self,
+        path: &str,
+        part: ExpertTensor,
+        c: &ExpertsConfig,
+        trained: bool,
+    ) -> Result<Option<Vector<B>>, ModelError> {
+        let name = format!("{path}.experts.{}_bias", part.name());
+        if c.biases {
+            let [outputs, _] = part.shape(ExpertsShape::of(c, self.config.hidden));
+            return self.shaped(&name, &[c.experts, outputs], trained).map(Some);
+        }
+        if self.source.shape(&name).is_some() {
+            let what = "config.json describes no such tensor of this layer".to_string();
+            return Err(ModelError::Tensor { name, what });
+        }
+        Ok(None)
     }
 
     fn router(&mut self, path: &str, c: &ExpertsConfig, trained: bool) -> Result<Router<B>, ModelError> {
@@ -132,10 +159,14 @@ impl<B: Backend> Builder<'_, B> {
         } else {
             self.sliced_matrix(path, c.experts, hidden, ROUTER_PROFILE)?
         };
-        self.source.bias(path, c.experts, false)?;
+        let logit_bias = c.router_bias.then(|| self.vector(&format!("{path}.bias"), c.experts, trained)).transpose()?;
+        if !c.router_bias {
+            self.source.bias(path, c.experts, false)?;
+        }
         let bias = c.correction_bias.map(|name| self.float32(&format!("{path}.{name}"), &[c.experts])).transpose()?;
         Ok(Router {
             weight,
+            logit_bias,
             bias,
             hidden,
             experts: c.experts,
@@ -169,7 +200,7 @@ impl<B: Backend> Builder<'_, B> {
         let shape = loaded.shape();
         let [outputs, inputs] = part.shape(shape);
         let name = format!("{path}.experts.{}", part.name());
-        if trained && matches!(loaded, Loaded::Gptq(_)) {
+        if trained && loaded.is_quantised() {
             return Err(only_adapters(name));
         }
         let shape_of_one = SliceShape { rows: outputs, width: inputs, profile: self.settings.profile };
@@ -180,6 +211,11 @@ impl<B: Backend> Builder<'_, B> {
                     parts.push(self.quantised_experts(gptq, projection)?);
                 }
                 Matrix::Quantized(parts)
+            }
+            Loaded::Mxfp4(packed) => {
+                let projection = part.projections()[0];
+                let shape = packed.quantized_shape(projection)?;
+                Matrix::Quantized(vec![self.quantized(shape, |expert| packed.expert(projection, expert, shape))?])
             }
             Loaded::Stored(stored) if trained => {
                 let stacked = Self::stacked(part, stored)?;
@@ -211,7 +247,7 @@ impl<B: Backend> Builder<'_, B> {
             })
             .transpose()?;
         self.modules += 1;
-        Ok(ExpertMatrix { experts: shape.experts, outputs, inputs, weight, adapter })
+        Ok(ExpertMatrix { experts: shape.experts, outputs, inputs, weight, bias: None, adapter })
     }
 
     fn expert_adapter(

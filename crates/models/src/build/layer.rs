@@ -79,6 +79,7 @@ impl<B: Backend> Builder<'_, B> {
             rotary: a.rotary,
             interleaved: a.interleaved,
             gated: a.gated,
+            sinks: a.sinks.then(|| self.vector(&format!("{path}.{}", names.sinks), a.heads, trained)).transpose()?,
         })
     }
 

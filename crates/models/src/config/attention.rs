@@ -17,6 +17,7 @@ pub(crate) const NAMES: AttentionNames = AttentionNames {
     o: "o_proj",
     q_norm: "q_norm",
     k_norm: "k_norm",
+    sinks: "sinks",
 };
 
 /// Attention that rotates whole heads: no head norms, no gate, `attention_bias` for all four
@@ -79,6 +80,7 @@ pub(crate) fn rotated(
         norms_span_heads: false,
         gated: false,
         cap: None,
+        sinks: false,
         scale: scale(head_width, 1.0),
     })
 }

@@ -4,6 +4,8 @@
 //! A layer is attention, then an MLP. Sizes are those of the tensors; limits are those of the ops,
 //! so every accepted config can be built.
 
+use isobit_numerics::elementary::ClampedSwiglu;
+
 /// How norms use their weight. A property of the family; the norm after a delta rule is always
 /// plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +81,7 @@ pub enum MlpKind {
     Experts(ExpertsConfig),
 }
 
-/// The function of a gated MLP. A property of the family; experts have `silu`.
+/// The function of a gated MLP. A property of the family; experts have `silu`, or clamped SwiGLU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     Silu,
@@ -149,6 +151,8 @@ pub struct AttentionConfig {
     pub gated: bool,
     /// Scores stay between plus and minus this.
     pub cap: Option<f32>,
+    /// A learned logit per head joins the denominator of the softmax.
+    pub sinks: bool,
     /// `1/√head_width` unless the file has another one, rounded once.
     pub scale: f32,
 }
@@ -165,6 +169,8 @@ pub struct AttentionNames {
     pub o: &'static str,
     pub q_norm: &'static str,
     pub k_norm: &'static str,
+    /// A tensor, not a module.
+    pub sinks: &'static str,
 }
 
 impl AttentionConfig {
@@ -337,6 +343,12 @@ pub struct ExpertsConfig {
     pub groups: usize,
     pub kept_groups: usize,
     pub shared: Option<SharedExpertConfig>,
+    /// Whether the router's logits have a bias.
+    pub router_bias: bool,
+    /// Whether the matrices of experts have biases.
+    pub biases: bool,
+    /// Clamped SwiGLU in place of SwiGLU; gate and up rows then alternate.
+    pub clamp: Option<ClampedSwiglu>,
 }
 
 /// How router logits become scores.

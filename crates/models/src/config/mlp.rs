@@ -78,6 +78,9 @@ impl ExpertsDefaults {
             groups: 1,
             kept_groups: 1,
             shared: None,
+            router_bias: false,
+            biases: false,
+            clamp: None,
         })
     }
 

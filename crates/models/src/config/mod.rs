@@ -100,6 +100,8 @@ impl Config {
         let rope = rope::parse(fields, max_positions, &family.implied)?;
         let text::Layers { layers, rotary_width, embedding_scale, head_scale, logit_cap } =
             (family.layers)(&TextConfig { fields, defaults, hidden, layer_count, rope: &rope, activation })?;
+        let quantization = quantization::parse(&[outer, fields], quantize_config)?;
+        quantization::check(fields, &quantization, &layers)?;
         let balance = mlp::balance(fields, &layers)?.filter(|_| family.balance_loss);
         let eps = fields.number("rms_norm_eps")?.unwrap_or(family.implied.eps) as f32;
         if !(eps > 0.0 && eps < 1.0) {
@@ -128,7 +130,7 @@ impl Config {
                 LAYERS_MAX,
                 family.prediction.layers,
             )?,
-            quantization: quantization::parse(&[outer, fields], quantize_config)?,
+            quantization,
         })
     }
 

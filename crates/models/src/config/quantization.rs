@@ -4,6 +4,7 @@
 //! This defines how to read the file's contents; its tensors decide which modules are quantised.
 
 use super::fields::{AXIS_MAX, Fields, shown};
+use super::layer::{LayerConfig, MlpKind};
 use crate::ModelError;
 use isobit_proof::name::quoted;
 use serde_json::Value;
@@ -15,6 +16,8 @@ pub enum Quantization {
     Bitsandbytes,
     Fp8(Fp8Config),
     Gptq(GptqConfig),
+    /// 4-bit floats with a scale per 32: the experts of gpt-oss.
+    Mxfp4,
 }
 
 /// Float8 matrices (e4m3) with a scale per block.
@@ -80,22 +83,33 @@ pub(crate) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<
     let beside = beside.as_ref().map(|value| Fields::new(value, QUANTIZE_CONFIG));
     match (inside, beside) {
         (None, None) => Ok(Quantization::None),
-        (Some(fields), beside) => {
-            match fields.text("quant_method")? {
-                "fp8" => Ok(Quantization::Fp8(fp8(fields)?)),
-                "gptq" => Ok(Quantization::Gptq(gptq(&Pair(fields, beside))?)),
-                "awq" => Ok(Quantization::Gptq(awq(&Pair(fields, None))?)),
-                "bitsandbytes" => bitsandbytes(&Pair(fields, None)),
-                other => Err(fields
-                    .wrong(format!("`quant_method` {} is not one of awq, bitsandbytes, fp8, gptq", quoted(other)))),
-            }
-        }
+        (Some(fields), beside) => match fields.text("quant_method")? {
+            "fp8" => Ok(Quantization::Fp8(fp8(fields)?)),
+            "gptq" => Ok(Quantization::Gptq(gptq(&Pair(fields, beside))?)),
+            "awq" => Ok(Quantization::Gptq(awq(&Pair(fields, None))?)),
+            "mxfp4" => Ok(Quantization::Mxfp4),
+            "bitsandbytes" => bitsandbytes(&Pair(fields, None)),
+            other => Err(fields
+                .wrong(format!("`quant_method` {} is not one of awq, bitsandbytes, fp8, gptq, mxfp4", quoted(other)))),
+        },
         // Older files have no `quantization_config`, and `quantize_config.json` supports only this
         // method.
         (None, Some(fields)) => match fields.optional_text("quant_method")? {
             None | Some("gptq") => Ok(Quantization::Gptq(gptq(&Pair(fields, None))?)),
             Some(other) => Err(fields.wrong(format!("`quant_method` {} is not gptq", quoted(other)))),
         },
+    }
+}
+
+/// Only experts whose gate and up rows alternate are stored as MXFP4, and in no other way.
+pub(crate) fn check(fields: Fields, quantization: &Quantization, layers: &[LayerConfig]) -> Result<(), ModelError> {
+    let clamped = |layer: &LayerConfig| matches!(&layer.mlp, MlpKind::Experts(experts) if experts.clamp.is_some());
+    match (layers.iter().any(clamped), quantization) {
+        (_, Quantization::None)
+        | (true, Quantization::Mxfp4)
+        | (false, Quantization::Fp8(_) | Quantization::Gptq(_) | Quantization::Bitsandbytes) => Ok(()),
+        (true, _) => Err(fields.wrong("`quant_method` is not mxfp4, the only one that is read in this family")),
+        (false, Quantization::Mxfp4) => Err(fields.wrong("`quant_method` mxfp4 is not read in this family")),
     }
 }
 

@@ -52,7 +52,12 @@ pub(crate) fn parse(outer: Fields, max_positions: usize, implied: &Implied) -> R
         if typed {
             return Err(outer.wrong("`rope_parameters` differ by layer type, which this family does not have"));
         }
-        return flat(outer, parameters, max_positions, implied.theta);
+        let silent = parameters.is_none() && outer.object("rope_scaling")?.is_none();
+        let rope = flat(outer, parameters, max_positions, implied.theta)?;
+        return Ok(match implied.yarn {
+            Some(yarn) if silent => Rope { scaling: RopeScaling::Yarn(yarn), ..rope },
+            _ => rope,
+        });
     };
     if let (Some(inner), false) = (parameters, typed) {
         return Err(inner.wrong(format!("`rope_parameters` has neither `{FULL}` nor `{SLIDING}`")));

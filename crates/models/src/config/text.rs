@@ -4,6 +4,7 @@
 use super::fields::Fields;
 use super::layer::{Activation, AttentionKind, LayerConfig, LayerNames, MlpKind};
 use super::rope::{LocalBase, Rope};
+use isobit_numerics::rope::Yarn;
 
 /// Sizes that a `config.json` may omit; without a default, the file must state them.
 #[derive(Clone, Copy, Debug)]
@@ -46,12 +47,14 @@ pub(crate) struct Implied {
     pub(crate) tied: bool,
     /// In families whose layers with a window have a rotation of their own.
     pub(crate) local: Option<LocalBase>,
+    /// The rotation of a file that has neither `rope_parameters` nor `rope_scaling`.
+    pub(crate) yarn: Option<Yarn>,
     pub(crate) activation: Activation,
 }
 
 impl Implied {
     pub(crate) const COMMON: Self =
-        Self { eps: 1e-6, theta: 1e4, tied: false, local: None, activation: Activation::Silu };
+        Self { eps: 1e-6, theta: 1e4, tied: false, local: None, yarn: None, activation: Activation::Silu };
 }
 
 pub(crate) struct TextConfig<'a> {

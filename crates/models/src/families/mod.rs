@@ -9,6 +9,7 @@ mod gemma2;
 mod gemma3;
 mod glm4;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod granite_moe;
 mod kimi_k2;
@@ -55,6 +56,7 @@ static FAMILIES: &[&Family] = &[
     &qwen3_moe::FAMILY,
     &mixtral::FAMILY,
     &granite_moe::FAMILY,
+    &gpt_oss::FAMILY,
     &glm4_moe::FAMILY,
     &qwen3_vl::MOE,
     &qwen3_next::FAMILY,

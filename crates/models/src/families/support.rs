@@ -33,6 +33,8 @@ pub struct FamilySupport {
     pub gptq_4bit: bool,
     /// Whether a float8 base is read.
     pub fp8: bool,
+    /// Whether experts in MXFP4 are read.
+    pub mxfp4: bool,
     /// Whether the head may be tied to the embedding table.
     pub tied_head: bool,
     /// Whether there is a load-balancing loss for its routers.
@@ -84,6 +86,7 @@ fn support(family: &'static Family) -> FamilySupport {
         gptq_4bit: parses("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 128}))
             .is_some(),
         fp8: parses("quantization_config", json!({"quant_method": "fp8"})).is_some(),
+        mxfp4: parses("quantization_config", json!({"quant_method": "mxfp4"})).is_some(),
         tied_head: parses("tie_word_embeddings", json!(true)).is_some_and(|config| config.tied),
         balance_loss: parses("output_router_logits", json!(true)).is_some_and(|config| config.balance.is_some()),
         generation: true,
@@ -151,7 +154,8 @@ mod tests {
         assert_eq!(types.len(), count);
         for family in &all {
             assert!(family.multimodal_types.iter().all(|of| family.model_types.contains(of)), "{}", family.name);
-            assert!(family.gptq_4bit && family.fp8 && family.tied_head, "{}", family.name);
+            assert!(family.gptq_4bit != family.mxfp4 && family.fp8 != family.mxfp4, "{}", family.name);
+            assert!(family.tied_head, "{}", family.name);
         }
     }
 

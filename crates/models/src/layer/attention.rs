@@ -1,9 +1,9 @@
 //! Softmax attention with grouped heads: `o(attention(rope(norm(q)), rope(norm(k)), v))`. If gated,
-//! `q` also contains a gate for every channel of the attention's output.
+//! `q` also contains a gate for every channel of the attention's output. Heads may have sinks.
 
 use crate::config::Rotary;
 use crate::layer::Context;
-use isobit_autograd::{AttentionShape, Blocks, Linear, Move, Norm, RotatedHead, Tape, TapeError, Variable};
+use isobit_autograd::{AttentionShape, Blocks, Linear, Move, Norm, RotatedHead, Tape, TapeError, Variable, Vector};
 use isobit_kernels::Backend;
 
 pub(crate) struct Attention<B: Backend> {
@@ -17,6 +17,8 @@ pub(crate) struct Attention<B: Backend> {
     pub(crate) interleaved: bool,
     /// Whether `q` returns, per head, the query and then the gate.
     pub(crate) gated: bool,
+    /// One logit per head.
+    pub(crate) sinks: Option<Vector<B>>,
 }
 
 pub(crate) enum QueryKeyValue<B: Backend> {
@@ -53,7 +55,7 @@ impl<B: Backend> Attention<B> {
         };
         let q = rotated(tape, q, &self.q_norm);
         let k = rotated(tape, k, &self.k_norm);
-        let mixed = attend(tape, q, k, v, self.shape, context)?;
+        let mixed = attend(tape, [q, k, v], self.shape, self.sinks.as_ref(), context)?;
         let mixed = match gate {
             Some(gate) => tape.gate(mixed, gate),
             None => mixed,
@@ -91,13 +93,12 @@ impl<B: Backend> Attention<B> {
 /// Over the tape's tokens, preceded by the cached ones if there is a cache.
 pub(crate) fn attend<'a, B: Backend>(
     tape: &mut Tape<'a, B>,
-    q: Variable<B>,
-    k: Variable<B>,
-    v: Variable<B>,
+    [q, k, v]: [Variable<B>; 3],
     shape: AttentionShape,
+    sinks: Option<&'a Vector<B>>,
     context: Context<'a, B>,
 ) -> Result<Variable<B>, TapeError> {
-    let Some(cache) = context.cache else { return Ok(tape.attention(q, k, v, shape)) };
+    let Some(cache) = context.cache else { return Ok(tape.attention(q, k, v, shape, sinks)) };
     let (keys, values) = cache.borrow_mut().keys_and_values().extend(tape.backend(), &k, &v)?;
-    Ok(tape.attention_over(&q, &keys, &values, shape))
+    Ok(tape.attention_over(&q, &keys, &values, shape, sinks))
 }

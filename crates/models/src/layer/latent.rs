@@ -50,7 +50,7 @@ impl<B: Backend> Latent<B> {
         let head = RotatedHead { width: c.key_width(), offset: c.plain_width, interleaved: c.interleaved };
         let q = tape.rope(q, head, context.rotation);
         let (k, v) = self.keys_and_values(tape, kv, context);
-        let mixed = attend(tape, q, k, v, self.shape(), context)?;
+        let mixed = attend(tape, [q, k, v], self.shape(), None, context)?;
         Ok(tape.linear(&mixed, &self.o))
     }
 

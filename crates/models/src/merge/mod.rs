@@ -14,6 +14,7 @@ use crate::adapter::LoraConfig;
 use crate::config::{Config, Quantization};
 use crate::experts::{self, Experts, ExpertsShape, Projection};
 use crate::int4;
+use crate::mxfp4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, stored};
 use crate::weights::{Copied, Weights};
 use delta::{Factors, Orientation};
@@ -122,6 +123,14 @@ impl<'a> Merged<'a> {
                 all.push(self.expanded(path, here)?);
                 continue;
             }
+            if let Some((whole, shape)) = mxfp4::whole(self.weights.tensor_files(), name) {
+                if let Some(shape) = shape {
+                    let is_changed = names.here(whole).is_some_and(|here| self.changes.contains_key(&*here));
+                    let kind = if is_changed { MergedKind::Changed } else { MergedKind::Expanded };
+                    all.push(MergedTensor { name: whole.to_string(), shape: shape.to_vec(), stored: Dtype::U8, kind });
+                }
+                continue;
+            }
             let tensor = match self.weights.copied(name)? {
                 None => continue,
                 Some(Copied::Numbers(tensor)) => tensor,
@@ -228,6 +237,9 @@ impl<'a> Merged<'a> {
                     put,
                 );
             }
+            Experts::Mxfp4(_) => {
+                return Err(ModelError::Gguf("experts in MXFP4 are not written one by one".to_string()).into());
+            }
             Experts::Stored(stored) => stored,
         };
         let matrix = stored.expert(projection, expert)?;
@@ -267,7 +279,13 @@ impl<'a> Merged<'a> {
                 }
             };
         }
-        let tensor = self.weights.tensor_files().get(&self.weights.names().in_file(here))?;
+        let in_file = self.weights.names().in_file(here);
+        if let Some((_, Some(shape))) =
+            mxfp4::whole(self.weights.tensor_files(), &format!("{in_file}{}", mxfp4::PARTS[0]))
+        {
+            return mxfp4::transposed(self.weights, here, shape);
+        }
+        let tensor = self.weights.tensor_files().get(&in_file)?;
         self.quantised.numbers(here, self.weights.numbers(tensor)?)
     }
 
@@ -279,6 +297,9 @@ impl<'a> Merged<'a> {
     }
 
     fn release(&self, here: &str) {
+        for part in mxfp4::PARTS {
+            self.weights.release(&format!("{here}{part}"));
+        }
         self.weights.release(here);
         self.weights.release_weight(here.strip_suffix(".weight").unwrap_or(here));
     }

@@ -188,6 +188,8 @@ impl Found<'_> {
         let layout = match experts::load(self.weights, path, shape)? {
             Experts::Stored(stored) => stored.layout(),
             Experts::Gptq(_) => ExpertsLayout::PerExpert,
+            // Expanded to transposed tensors.
+            Experts::Mxfp4(_) => ExpertsLayout::Transposed,
         };
         let orientation = match layout {
             ExpertsLayout::PerExpert => {

@@ -62,6 +62,7 @@ fn parameters(config: &Config) -> usize {
         AttentionKind::Softmax(a) => {
             let norms = if a.head_norms { a.norm_widths().iter().sum() } else { 0 };
             let bias = if a.qkv_bias { a.query_rows() + 2 * a.kv_rows() } else { 0 };
+            let bias = bias + if a.output_bias { h } else { 0 } + if a.sinks { a.heads } else { 0 };
             h * (a.query_rows() + 2 * a.kv_rows() + a.output_width()) + norms + bias
         }
         AttentionKind::Latent(l) => {
@@ -77,7 +78,9 @@ fn parameters(config: &Config) -> usize {
         MlpKind::Dense { width, .. } => 3 * h * width,
         MlpKind::Experts(e) => {
             let shared = e.shared.map_or(0, |shared| 3 * h * shared.width + if shared.gate.is_some() { h } else { 0 });
-            e.experts * (h + 3 * h * e.width) + shared + if e.correction_bias.is_some() { e.experts } else { 0 }
+            let router_biases = usize::from(e.correction_bias.is_some()) + usize::from(e.router_bias);
+            let biases = router_biases + if e.biases { h + 2 * e.width } else { 0 };
+            e.experts * (h + 3 * h * e.width + biases) + shared
         }
     };
     let ends = config.vocabulary * h * if config.tied { 1 } else { 2 } + h;
@@ -140,6 +143,8 @@ fn published_sizes_of_further_families() {
         (sized("phi3", [32064, 3072, 8192, 32, 32, 32], &json!({})), 3_821_079_552),
         (sized("gemma2", [256_000, 2304, 9216, 26, 8, 4], &json!({})), 2_614_341_888),
         (sized("gemma3_text", [262_144, 1152, 6912, 26, 4, 1], &json!({})), 999_885_952),
+        (sized("gpt_oss", [201_088, 2880, 2880, 24, 64, 8], &json!({"num_local_experts": 32})), 20_914_757_184),
+        (json!({"model_type": "gpt_oss"}), 116_829_156_672),
         (sized("glm4", [151_552, 4096, 13696, 40, 32, 2], &json!({"head_dim": 128})), 9_400_279_040),
     ] {
         assert_eq!(parameters(&parse(&config)), wanted, "{config}");
@@ -154,6 +159,16 @@ fn what_further_families_leave_out() {
     let mut open = small("mistral");
     open["sliding_window"] = Value::Null;
     assert_eq!(attention(&parse(&open), 3).window, None);
+    // Every other layer of gpt-oss has a window, and a silent file has YaRN.
+    let gpt_oss = parse(&small("gpt_oss"));
+    assert_eq!([0, 1, 2].map(|layer| attention(&gpt_oss, layer).window), [Some(128), None, Some(128)]);
+    let RopeScaling::Yarn(yarn) = gpt_oss.rope_scaling else { panic!("{:?}", gpt_oss.rope_scaling) };
+    assert_eq!((yarn.factor, yarn.truncate, gpt_oss.rope_theta), (32.0, false, 150_000.0));
+    let mut plain = small("gpt_oss");
+    plain["rope_scaling"] = json!({"rope_type": "default"});
+    plain["sliding_window"] = Value::Null;
+    let plain = parse(&plain);
+    assert_eq!((attention(&plain, 0).window, plain.rope_scaling), (None, RopeScaling::Default));
     let smollm3 = parse(&small("smollm3"));
     let rotary = |config: &Config, layer: usize| attention(config, layer).rotary;
     assert_eq!([2, 3].map(|layer| rotary(&smollm3, layer)), [Rotary::Global, Rotary::None]);
@@ -410,6 +425,11 @@ fn inconsistent_values_are_refused_by_key() {
         (qwen35_moe(), "/text_config", json!(3), "`text_config` is 3"),
         (json!({"model_type": "mistral"}), "/layer_types", json!(vec!["full_attention"; 32]), "disagree"),
         (json!({"model_type": "mixtral"}), "/router_jitter_noise", json!(0.1), "`router_jitter_noise`"),
+        (json!({"model_type": "gpt_oss"}), "/swiglu_limit", json!(0), "`swiglu_limit`"),
+        (json!({"model_type": "gpt_oss"}), "/swiglu_alpha", json!(1e60), "`swiglu_alpha`"),
+        (json!({"model_type": "gpt_oss", "num_local_experts": 3}), "/num_experts_per_tok", json!(4), "there are 3"),
+        (json!({"model_type": "gpt_oss"}), "/quantization_config", json!({"quant_method": "fp8"}), "mxfp4"),
+        (qwen3_moe(), "/quantization_config", json!({"quant_method": "mxfp4"}), "mxfp4 is not read in this family"),
         (json!({"model_type": "smollm3"}), "/no_rope_layers", json!([1, 0]), "`no_rope_layers`"),
         (
             json!({"model_type": "smollm3", "num_hidden_layers": 1, "sliding_window": 4}),

@@ -7,7 +7,9 @@ use std::path::Path;
 #[test]
 fn modules_are_quantised_as_their_file_says() {
     let mut found = 0;
-    for name in ["awq", "awq-moe", "gptq-v1", "gptq-v1-asymmetric", "gptq-v2-whole", "gptq-moe", "qwen2-base"] {
+    let names =
+        ["awq", "awq-moe", "gptq-v1", "gptq-v1-asymmetric", "gptq-v2-whole", "gptq-moe", "gptoss-mxfp4", "qwen2-base"];
+    for name in names {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
         let text = std::fs::read_to_string(folder.join("config.json")).expect("a config");
         let beside = std::fs::read_to_string(folder.join("quantize_config.json")).ok();
@@ -29,11 +31,16 @@ fn modules_are_quantised_as_their_file_says() {
         for start in Inventory::of(&config).experts() {
             let quantised = |names: Option<Vec<String>>| -> Vec<String> {
                 let mut names: Vec<String> = names.unwrap_or_default();
-                names.retain(|name| name.ends_with(".qweight"));
+                let ends = [".qweight", "_blocks", "_scales"];
+                names.retain(|name| ends.iter().any(|end| name.ends_with(end)));
                 names.sort();
                 names
             };
-            assert_eq!(quantised(alone.names_under(start)), quantised(file.names_under(start)), "{name}: {start}");
+            let names = quantised(file.names_under(start));
+            assert_eq!(quantised(alone.names_under(start)), names, "{name}: {start}");
+            for part in names.iter().filter(|name| !name.ends_with(".qweight")) {
+                assert_eq!(alone.shape(part), file.shape(part), "{name}: {part}");
+            }
         }
     }
     assert!(found > 10, "{found} quantised modules");

@@ -35,6 +35,12 @@ fn runs() -> Vec<Run> {
         run("gemma2-base", Trained::Full),
         run("granite-base", lora(&SEVEN)),
         run("phi3-base", lora(&["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
+        // Sinks, and experts with biases.
+        run("gptoss-base", Trained::Full),
+        run(
+            "gptoss-mxfp4",
+            Trained::Lora(LoraConfig { parameters: parameters.clone(), ..LoraConfig::new(4, 8.0, &SEVEN[..4]) }),
+        ),
         run("gptq-v2-order", lora(&SEVEN)),
         Run { profile: Profile::X3, ..run("gptq-v1-asymmetric", lora(&SEVEN)) },
         run("gptq-moe", lora(&SEVEN[..4])),

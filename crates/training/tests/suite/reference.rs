@@ -341,6 +341,10 @@ cases! {
     smollm3 = "smollm3-base";
     granite = "granite-base";
     granite_moe = "granitemoe-base";
+    gpt_oss = "gptoss-base";
+    gpt_oss_lora = "gptoss-base-lora";
+    gpt_oss_balance = "gptoss-aux";
+    gpt_oss_mxfp4 = "gptoss-mxfp4";
     olmo2 = "olmo2-base";
     olmo3 = "olmo3-base";
     phi3 = "phi3-base";

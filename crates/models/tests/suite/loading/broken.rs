@@ -23,6 +23,11 @@ fn read_all(weights: &Weights, shape: ExpertsShape) -> Result<(), ModelError> {
                     assert_eq!(weight.quantized().check(), Ok(()), "what the loader lets through the ops take");
                     drop((weight.dequantise(), gptq.quantized_shape(projection)?));
                 }
+                Experts::Mxfp4(packed) => {
+                    let shape = packed.quantized_shape(projection)?;
+                    let weight = packed.expert(projection, expert, shape)?;
+                    assert_eq!(weight.quantized().check(), Ok(()), "what the loader lets through the ops take");
+                }
             }
         }
         if let Experts::Stored(stored) = &loaded {

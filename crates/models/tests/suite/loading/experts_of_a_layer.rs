@@ -52,7 +52,7 @@ pub(crate) fn expert_file(shape: ExpertsShape, layout: ExpertsLayout) -> File {
 pub(crate) fn stored(experts: Experts) -> experts::StoredExperts {
     match experts {
         Experts::Stored(stored) => stored,
-        Experts::Gptq(_) => panic!("quantised"),
+        Experts::Gptq(_) | Experts::Mxfp4(_) => panic!("quantised"),
     }
 }
 
