@@ -134,6 +134,10 @@ pub fn load<'a>(source: &'a dyn WeightSource, path: &str, shape: ExpertsShape) -
         }
         return if found.packed.is_empty() { fused(layer) } else { packed(layer) };
     }
+    // Beside fused tensors, the builder knows whether there are biases.
+    if let Some(name) = found.fused_biases.first() {
+        return Err(wrong(name, "this is not a weight of an expert".to_string()));
+    }
     for (path, outputs) in &found.biases {
         source.bias(path, *outputs, false)?;
     }
@@ -198,6 +202,8 @@ struct Found {
     fused: Vec<String>,
     /// Parts of MXFP4 tensors.
     packed: Vec<String>,
+    /// Biases of fused tensors.
+    fused_biases: Vec<String>,
     /// Tensors of one expert.
     single: Vec<String>,
     /// Per expert, in the order of `Projection::ALL`.
@@ -208,8 +214,9 @@ struct Found {
 
 impl Found {
     fn none(experts: usize) -> Self {
-        let (fused, packed, single, biases) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { fused, packed, single, parts: vec![[Presence::Missing; 3]; experts], biases }
+        let parts = vec![[Presence::Missing; 3]; experts];
+        let (fused, packed, fused_biases) = (Vec::new(), Vec::new(), Vec::new());
+        Self { fused, packed, fused_biases, single: Vec::new(), parts, biases: Vec::new() }
     }
 
     fn take(&mut self, layer: &LayerExperts, name: &str) -> Result<(), ModelError> {
@@ -217,8 +224,7 @@ impl Found {
             match name.strip_prefix(&tensor) {
                 Some("") => self.fused.push(name.to_string()),
                 Some(part) if mxfp4::PARTS.contains(&part) => self.packed.push(name.to_string()),
-                // The builder knows whether there are biases.
-                Some("_bias") => {}
+                Some("_bias") => self.fused_biases.push(name.to_string()),
                 _ => continue,
             }
             return Ok(());

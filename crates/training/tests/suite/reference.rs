@@ -261,12 +261,16 @@ fn check(name: &'static str) {
     }
 }
 
-/// The judge's tensor, as it lies in memory here. Experts are stacked there as here, adapters as in
-/// PEFT's files.
+/// The judge's tensor, as it lies in memory here. Experts are stacked there as here, in gpt-oss
+/// transposed as in its files; adapters are as in PEFT's files.
 fn judged(trainer: &Trainer<Cpu>, id: ParameterId, parameter: &Parameter<Cpu>, file: &SafeTensors) -> Vec<f32> {
     let get = |name: &str| Some(file.get(name).ok()?.to_f32().expect("float32"));
-    if parameter.name.contains("lora_") {
-        let tensor = trainer.model.trained_tensor(id, parameter);
+    let tensor = trainer.model.trained_tensor(id, parameter);
+    let in_file = tensor.in_file();
+    let is_transposed = in_file.len() == 1
+        && in_file[0].1 != parameter.shape
+        && file.get(&parameter.name).is_ok_and(|judged| judged.shape == in_file[0].1);
+    if parameter.name.contains("lora_") || is_transposed {
         return tensor.from_file(|name, _| get(name).ok_or(())).expect("the judge's name");
     }
     get(&parameter.name).unwrap_or_else(|| panic!("the judge has no {}", parameter.name))
