@@ -1,5 +1,5 @@
-// Attention sinks (docs/numerics.md, "Attention sinks"). Eight heads of tokens per group, a work item
-// per lane.
+// Attention sinks (docs/numerics.md, "Attention sinks"). Eight heads of tokens per group, a work
+// item per lane.
 
 #define HEADS (GROUP / LANES)
 #define LOG2_E as_f32(0x3fb8aa3bu)

@@ -8,8 +8,8 @@
 //! is checked.
 //!
 //! Where gate and up rows alternate (gpt-oss), the fused tensors are transposed, or MXFP4
-//! (`mxfp4.rs`); the gate of a stored expert then stands for the first half of these rows, its up for
-//! the second.
+//! (`mxfp4.rs`); the gate of a stored expert then stands for the first half of these rows, its up
+//! for the second.
 
 use crate::ModelError;
 use crate::config::ExpertsConfig;

@@ -6,9 +6,10 @@ use isobit_conformance::skip;
 use isobit_gcn::{Architecture, Card, Settings, compiler};
 use isobit_kernels::gpu::runtime::{Argument, Handle, Language, Runtime};
 
-const SOURCE: [&str; 3] = [
+const SOURCE: [&str; 4] = [
     include_str!("../../../kernels/gpu/cuda.h"),
     include_str!("../../../kernels/gpu/exact.h"),
+    include_str!("../../../kernels/gpu/lanes.h"),
     "KERNEL(GROUP) divide(GLOBAL uint *out, GLOBAL const uint *in) {
         ulong i = (ulong)group_index() * GROUP + local_index();
         uint a = in[2 * i];

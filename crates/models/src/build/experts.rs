@@ -1,7 +1,8 @@
 //! Builds the MLP of a mixture of experts: router, experts of any layout as one grouped matrix,
 //! shared expert.
 //!
-//! Gate and up of an expert become one matrix, with rows in the order of transformers' memory layout; trained experts are two such tensors per layer, and `files.rs` converts them back to the
+//! Gate and up of an expert become one matrix, with rows in the order of transformers' memory
+//! layout; trained experts are two such tensors per layer, and `files.rs` converts them back to the
 //! layout of the file. With 4-bit integers, gate and up stay separate: each has its own channel
 //! order.
 

@@ -1,5 +1,5 @@
-//! gpt-oss: attention with a learned sink per head, in every other layer with a window; experts with
-//! biases and clamped SwiGLU, stored as bfloat16 or MXFP4; YaRN.
+//! gpt-oss: attention with a learned sink per head, in every other layer with a window; experts
+//! with biases and clamped SwiGLU, stored as bfloat16 or MXFP4; YaRN.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;

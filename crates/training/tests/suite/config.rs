@@ -305,7 +305,7 @@ fn faults_are_named_with_place_and_remedy() {
         (
             "[training]\nsave_steps = 2.5",
             &[],
-            "run.toml:6: `save_steps` must be a whole number, found a number (2.5)\nhint: write 2.5 without a decimal point",
+            "run.toml:6: `save_steps` must be a whole number, found a number (2.5)\nhint: write a whole number: `save_steps` is: save a checkpoint every N updates",
         ),
         (
             "[adapter]\nr = 8\nlora_r = 16",
