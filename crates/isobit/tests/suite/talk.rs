@@ -200,12 +200,15 @@ mod signals {
     /// from one to the other.
     #[test]
     fn one_saves_and_two_do_not() {
-        let folder = Folder::new(Shape { hidden: 256, intermediate: 512, ..Shape::TINY });
+        let shape = Shape { hidden: 256, intermediate: 512, ..Shape::TINY };
         let overrides = ["max_steps=400", "save_steps=1000", "eval_strategy=no", "--resume"];
+        let folder = Folder::new(shape);
         let ran = signalled(&folder, &overrides, 0, "kill -INT PID; kill -TERM PID");
         ran.says(9, &["stopped now: nothing of this run was saved\n"]);
         assert!(!ran.err.contains("error:") && !folder.has("out/checkpoint-1"), "{}", ran.err);
 
+        // In a folder of its own: lines that the run above left would be counted as new ones.
+        let folder = Folder::new(shape);
         let ran = signalled(&folder, &overrides, 1, "kill -INT PID");
         let step = folder.pointer("out", "latest");
         let stopped = format!("stopped after {step} updates by Ctrl-C, saved in out/checkpoint-{step}\n");
