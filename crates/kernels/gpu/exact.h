@@ -1,7 +1,8 @@
 // Division and square root, correctly rounded, integer division, and the casts that are exact. A
 // device that promises correct rounding uses its own division. On AMD, whose reciprocal and root
 // are off by up to a ULP, and where a driver promises nothing (SOFT_DIVISION), the device gives
-// only an estimate; integers correct it and round once, so that the bits do not depend on the estimate.
+// only an estimate; integers correct it and round once, so that the bits do not depend on the
+// estimate.
 
 #define F32_INFINITY 0x7f800000u
 #define CANONICAL_NAN 0x7fc00000u

@@ -149,7 +149,8 @@ FUNCTION uint twice_e2m1(uint codes) {
 
 // Four numbers of four bits less their zero points, a byte each. The topmost bits keep the bytes
 // from borrowing of each other. Zero points are at most 16; 255 in their place says that the
-// numbers are e2m1 codes. Bytes that take no part have the number 0 and the zero point 0 in either case.
+// numbers are e2m1 codes. Bytes that take no part have the number 0 and the zero point 0 in either
+// case.
 FUNCTION uint without_zeros(uint numbers, uint zeros) {
     if ((zeros & 0x80808080u) != 0u) {
         return twice_e2m1(numbers);

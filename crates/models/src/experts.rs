@@ -567,8 +567,8 @@ impl<'a> Mxfp4Experts<'a> {
         self.packed(projection)?.shape()
     }
 
-    /// The matrix of one expert in the tensor that holds a projection: gate and up together. `shape`
-    /// is that of all.
+    /// The matrix of one expert in the tensor that holds a projection: gate and up together.
+    /// `shape` is that of all.
     pub fn expert(
         &self,
         projection: Projection,

@@ -3,7 +3,8 @@
 //!
 //! `W[n, k] = scale[g, n]·d[n, k]` with `g` the group of channel `k` and `d` a whole number:
 //! `q − z` from −16 to 15, or twice an e2m1 float, from −12 to 12. The channels are taken in the
-//! *order* of their groups (stable), and all chunks and group chunks are counted along that order. `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3).
+//! *order* of their groups (stable), and all chunks and group chunks are counted along that order.
+//! `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3).
 //! Two forms, beside the slice product's:
 //! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *group
 //!   chunk* is the intersection of a chunk and a group; in ascending order of group chunks
