@@ -9,7 +9,7 @@ use isobit_kernels::gpu::runtime::{Argument, Handle, Language, Runtime};
 const SOURCE: [&str; 4] = [
     include_str!("../../../kernels/gpu/cuda.h"),
     include_str!("../../../kernels/gpu/exact.h"),
-    include_str!("../../../kernels/gpu/lanes.h"),
+    "#define GROUP 256\n",
     "KERNEL(GROUP) divide(GLOBAL uint *out, GLOBAL const uint *in) {
         ulong i = (ulong)group_index() * GROUP + local_index();
         uint a = in[2 * i];
