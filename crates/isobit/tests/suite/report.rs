@@ -185,6 +185,9 @@ fn samples_before_and_after() {
     assert!(page.contains("<h2>Samples</h2>") && page.contains("<h3>&lt;b&gt;"), "{page}");
     assert_eq!(folder.run(&["report", "shown", "-o", "page.html"]).code, 0);
     assert!(folder.text("page.html").contains("<h2>Samples</h2>"));
+    // Samples are made from the result, and are no part of its record.
+    folder.run(&["verify", "shown"]).says(0, &[]);
+    folder.run(&["prove", "shown", "-q"]).says(0, &[]);
     folder.put("shown/samples.json", "{");
     folder.run(&["report", "shown", "-o", "page.html"]).says(0, &["no samples: ", "samples.json"]);
     folder.train("out", &["generate_prompts=[\"\"]"]).says(2, &["generate_prompts", "an empty one"]);

@@ -26,11 +26,12 @@ const ADAPTER: &str = "adapter_model.safetensors";
 const BEST: &str = "training.load_best_model_at_end";
 /// Files and folders that nothing is recorded about: who holds the folder, what people put in, and
 /// what is made from the rest.
-const NOT_COVERED: [&str; 8] = [
+const NOT_COVERED: [&str; 9] = [
     Lock::NAME,
     "config.toml",
     "plan.json",
     "report.html",
+    "samples.json",
     "tensorboard",
     "stopped.json",
     "model.sig",
