@@ -14,7 +14,7 @@ use isobit_proof::difference::{
 use isobit_proof::name::harmless;
 use isobit_proof::receipt::{self, Receipt};
 use isobit_proof::safetensors::Dtype;
-use isobit_training::checkpoint::RESOLVED;
+use isobit_training::checkpoint::{FINAL, RESOLVED};
 use isobit_training::config::{self, KeyOfRuns};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -231,7 +231,7 @@ fn print_run(out: &mut impl Write, run: &RunDifference) -> std::io::Result<()> {
         writeln!(out, "steps: {a} against {b}{same}")?;
     }
     match run.tensors.as_deref() {
-        Some("final") => Ok(()),
+        Some(FINAL) => Ok(()),
         Some(folder) => writeln!(out, "tensors of {}: one of the runs has no final ones", harmless(folder, NAME_MAX)),
         None => writeln!(out, "no tensors compared: the runs share no checkpoint"),
     }

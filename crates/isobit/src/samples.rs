@@ -10,13 +10,13 @@ use crate::model::{self, Options};
 use crate::stderr::tell;
 use isobit_kernels::Backend;
 use isobit_proof::atomic::write_atomically;
+pub(crate) use isobit_proof::layout::SAMPLES as NAME;
 use isobit_proof::regular;
 use isobit_training::checkpoint::FINAL;
 use isobit_training::config::{Adapter, Run};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-pub(crate) const NAME: &str = "samples.json";
 const SCHEMA: &str = "isobit.samples/1";
 /// BOUND: bytes of the file, far more than prompts and texts of a config can take.
 const BYTES_MAX: u64 = 1 << 26;

@@ -10,6 +10,7 @@ pub mod disk;
 pub mod error;
 pub mod hash;
 mod json;
+pub mod layout;
 pub mod line;
 pub mod lock;
 pub mod name;

@@ -3,11 +3,11 @@
 
 use crate::data::{Report, RowFormat};
 use isobit_proof::atomic::write_atomically;
+pub(crate) use isobit_proof::layout::DATA as NAME;
 use isobit_proof::{FileError, regular};
 use serde::Deserialize;
 use std::path::Path;
 
-pub(crate) const NAME: &str = "data.json";
 const SCHEMA: &str = "isobit.data/1";
 
 /// BOUND: bytes of the file, far more than we write.

@@ -9,6 +9,7 @@
 
 use isobit_proof::atomic::AtomicFile;
 use isobit_proof::disk::File;
+pub use isobit_proof::layout::METRICS as NAME;
 use isobit_proof::line::{CHECK, NO_LINES, chained, checked, checksum, shared};
 use isobit_proof::{FileError, Hash, regular};
 use serde::de::IgnoredAny;
@@ -16,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-pub const NAME: &str = "metrics.jsonl";
 const SCHEMA: &str = "isobit.metrics/1";
 
 /// The start of every line.

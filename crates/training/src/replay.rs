@@ -223,7 +223,8 @@ impl<'a, E: Engine> Replay<'a, E> {
                     _ => value,
                 };
                 let values: Vec<f32> = own.values.iter().map(|value| round(*value)).collect();
-                let found = first_element("final", "weights", (own.name, own.shape), &saved.to_f32()?, &values);
+                let found =
+                    first_element(checkpoint::FINAL, "weights", (own.name, own.shape), &saved.to_f32()?, &values);
                 if found.is_some() {
                     return Ok(found);
                 }

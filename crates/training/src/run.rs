@@ -29,6 +29,7 @@ use isobit_models::build::Settings;
 use isobit_models::{Trained, TrainedTensor, build_whole, peft};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::chain;
+use isobit_proof::layout::TENSORBOARD;
 use isobit_proof::lock::Lock;
 use isobit_proof::{FileError, disk, receipt};
 use std::collections::BTreeMap;
@@ -205,7 +206,7 @@ fn begin<E: Engine>(
     let mut log = Log { metrics, events: None, record };
     log.write_receipt(&state.progress, &run.output_dir)?;
     if run.report_to_tensorboard {
-        let folder = output.join("tensorboard");
+        let folder = output.join(TENSORBOARD);
         log.events = Some(EventFile::create(&folder, state.progress.step, watch.wall_seconds())?);
     }
     Ok(log)

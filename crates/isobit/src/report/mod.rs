@@ -13,6 +13,7 @@ use crate::diff;
 use crate::stderr::tell;
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::difference;
+use isobit_proof::layout::REPORT as NAME;
 use isobit_training::config::Run;
 use page::{Compared, RUNS_MAX, START};
 use run::{DeviceMemory, ShownRun};
@@ -20,8 +21,6 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The page that `report_to = "html"` writes in a run folder.
-const NAME: &str = "report.html";
 /// Threads that compare the tensors of two runs.
 const THREADS: usize = 2;
 /// Tensors that a page shows of a difference; `isobit diff` shows more.

@@ -29,7 +29,7 @@ pub struct KeyDifference {
 
 /// Compares two documents; `name` decides whether some lists are sets.
 pub(super) fn compare(name: &str, mut a: Value, mut b: Value) -> DocumentDifference {
-    if name == "adapter_config.json" {
+    if name == crate::layout::ADAPTER_CONFIG {
         sort_sets(&mut a);
         sort_sets(&mut b);
     }

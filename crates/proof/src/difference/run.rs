@@ -7,14 +7,10 @@
 use super::receipt::{self, ChainDifference};
 use crate::error::FileError;
 use crate::json;
+use crate::layout::{FINAL, METRICS, checkpoint_name, checkpoint_step};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-/// The file that makes a folder a run.
-pub(super) const METRICS: &str = "metrics.jsonl";
-const FINAL: &str = "final";
-const CHECKPOINT: &str = "checkpoint-";
 
 /// How two runs differ, besides their tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -155,10 +151,10 @@ fn shared_folder(a: &Path, b: &Path) -> Result<Option<String>, FileError> {
     let mut steps: Vec<u64> = Vec::new();
     for entry in std::fs::read_dir(a).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        steps.extend(name.to_str().and_then(|name| name.strip_prefix(CHECKPOINT)?.parse::<u64>().ok()));
+        steps.extend(name.to_str().and_then(checkpoint_step));
     }
     steps.sort_unstable();
-    let names = steps.into_iter().rev().map(|step| format!("{CHECKPOINT}{step}"));
+    let names = steps.into_iter().rev().map(checkpoint_name);
     Ok(names.into_iter().find(|name| a.join(name).is_dir() && b.join(name).is_dir()))
 }
 

@@ -8,6 +8,7 @@
 use crate::error::FileError;
 use crate::hash::Manifest;
 use crate::json::{self, UniqueMap};
+use crate::layout::{self, FINAL, STATE};
 use crate::receipt;
 use crate::safetensors::TensorFiles;
 use serde::Deserialize;
@@ -17,11 +18,8 @@ use std::path::Path;
 
 const TENSORS: &str = ".safetensors";
 const INDEX: &str = ".safetensors.index.json";
-/// What a checkpoint holds beside weights.
+/// The stem of what a checkpoint holds beside weights.
 const OPTIMIZER: &str = "optimizer";
-const STATE: &str = "state.json";
-/// Where a run stores its result.
-const FINAL: &str = "final";
 
 /// Everything on one side.
 #[derive(Debug, Default)]
@@ -56,7 +54,7 @@ impl DiffSide {
     /// What it holds, judged by its files and the names of its tensors.
     pub(crate) fn kind(&self) -> &'static str {
         let has = |part: &str| self.sets.values().any(|set| set.names().any(|name| name.contains(part)));
-        if self.documents.contains_key("adapter_config.json") || has(".lora_A.") || has(".lora_embedding_A") {
+        if self.documents.contains_key(layout::ADAPTER_CONFIG) || has(".lora_A.") || has(".lora_embedding_A") {
             "adapter"
         } else if has("embed_tokens.") || has(".layers.") {
             "model"
@@ -75,7 +73,7 @@ impl DiffSide {
         }
         self.documents.remove(STATE);
         self.sets.remove(OPTIMIZER);
-        vec![format!("{OPTIMIZER}{TENSORS}"), STATE.to_string()]
+        vec![layout::OPTIMIZER.to_string(), STATE.to_string()]
     }
 
     /// Against a single file, a folder is reduced to the set of that name, or to all of its sets if

@@ -8,35 +8,16 @@ use crate::chain::{self, Chain};
 use crate::error::FileError;
 use crate::hash::{Hash, Manifest};
 use crate::json;
-use crate::lock::Lock;
+use crate::layout::{self, ADAPTER, BEST, CHECKPOINT, FINAL, LATEST, METRICS, STATE};
 use crate::name::quoted;
 use crate::receipt::{self, FolderRecord, Receipt};
 use crate::safetensors::TensorFiles;
-use crate::statement;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-const CHECKPOINT: &str = "checkpoint-";
-const FINAL: &str = "final";
-/// They move while a run trains.
-const POINTERS: [&str; 2] = ["latest.json", "best.json"];
-const ADAPTER: &str = "adapter_model.safetensors";
 /// The key that makes the final weights those of the best evaluation.
-const BEST: &str = "training.load_best_model_at_end";
-/// Files and folders that nothing is recorded about: who holds the folder, what people put in, and
-/// what is made from the rest.
-const NOT_COVERED: [&str; 9] = [
-    Lock::NAME,
-    "config.toml",
-    "plan.json",
-    "report.html",
-    "samples.json",
-    "tensorboard",
-    "stopped.json",
-    "model.sig",
-    statement::NAME,
-];
+const TAKES_BEST: &str = "training.load_best_model_at_end";
 
 pub(super) fn run(folder: &Path) -> Result<Report, FileError> {
     let mut report = Report { kind: "run", ..Report::default() };
@@ -114,7 +95,7 @@ impl Whole<'_> {
             && lines.digest(made.updates) != record.metrics
         {
             let what = "a line is missing, or differs from what the receipt recorded";
-            report.find(&self.folder.join(metrics::NAME), what);
+            report.find(&self.folder.join(METRICS), what);
         }
     }
 
@@ -126,7 +107,7 @@ impl Whole<'_> {
             let Some(found) = report.take(&path, Hash::of_file(&path))? else { continue };
             report.files += 1;
             if found != *recorded {
-                if self.is_finished() || !POINTERS.contains(&name.as_str()) {
+                if self.is_finished() || ![LATEST, BEST].contains(&name.as_str()) {
                     report.find(&path, format!("the recorded hash is {recorded}, but it has {found}"));
                 } else {
                     report.notes.push(format!("{name} changed after the receipt of this unfinished run was written"));
@@ -138,12 +119,8 @@ impl Whole<'_> {
         for entry in std::fs::read_dir(self.folder).map_err(failed)? {
             names.insert(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
         }
-        let known = [chain::NAME, receipt::NAME, metrics::NAME, FINAL, POINTERS[0], POINTERS[1]];
         for name in names {
-            let is_known = known.contains(&name.as_str())
-                || NOT_COVERED.contains(&name.as_str())
-                || record.files.contains_key(&name)
-                || name.starts_with(CHECKPOINT);
+            let is_known = layout::belongs(&name) || record.files.contains_key(&name);
             if is_partial(&name) || (name.starts_with('.') && name.ends_with(".partial")) {
                 report.notes.push(format!("{name} was left by a crash; `train --resume` removes it"));
             } else if !is_known {
@@ -194,13 +171,13 @@ impl Whole<'_> {
                 None => report.find(&folder, "the receipt does not name it"),
             }
         }
-        let path = folder.join("state.json");
+        let path = folder.join(STATE);
         let Some(state) = report.take(&path, json::read::<Value>(&path))? else { return Ok(()) };
         let same = |field: &str, expected: Option<Hash>| {
             expected.is_none_or(|expected| state[field].as_str() == Some(expected.to_string().as_str()))
         };
         // A changed line of the metrics has been named; the states after it are not to blame.
-        let metrics_found = report.findings.iter().any(|finding| finding.path.ends_with(metrics::NAME));
+        let metrics_found = report.findings.iter().any(|finding| finding.path.ends_with(METRICS));
         let (Some(step), Some(chain)) = (step, self.chain) else { return Ok(()) };
         if state["step"].as_u64() != Some(step) {
             report.find(&path, format!("it is not of step {step}"));
@@ -241,7 +218,7 @@ impl Whole<'_> {
     /// and they are not rounded.
     fn check_final_weights(&self, report: &mut Report, folder: &Path) -> Result<(), FileError> {
         let Some(made) = self.receipt.map(|receipt| &receipt.made) else { return Ok(()) };
-        let takes_best = made.config.get(BEST).is_some_and(|value| value == "true");
+        let takes_best = made.config.get(TAKES_BEST).is_some_and(|value| value == "true");
         let step = made.best.as_ref().filter(|_| takes_best).map_or(made.updates, |best| best.step);
         let checkpoint = self.folder.join(format!("{CHECKPOINT}{step}"));
         if !checkpoint.is_dir() {

@@ -7,11 +7,10 @@ use crate::chain::{Chain, Update};
 use crate::error::FileError;
 use crate::hash::Hash;
 use crate::json;
+use crate::layout::METRICS;
 use crate::line::{NO_LINES, chained, checked, checksum};
 use serde_json::Value;
 use std::path::Path;
-
-pub(super) const NAME: &str = "metrics.jsonl";
 
 /// Digests of the lines, each with the step of its line.
 pub(super) struct Lines(Vec<(u64, Hash)>);
@@ -25,7 +24,7 @@ impl Lines {
 
 /// Checks the lines up to the last update of the chain.
 pub(super) fn check(report: &mut Report, folder: &Path, chain: &Chain) -> Result<Lines, FileError> {
-    let path = folder.join(NAME);
+    let path = folder.join(METRICS);
     let Some(text) = report.take(&path, json::read_text(&path))? else { return Ok(Lines(Vec::new())) };
     report.files += 1;
     // A line cut short by a crash is ignored, as it is by a resumed run.
@@ -33,7 +32,7 @@ pub(super) fn check(report: &mut Report, folder: &Path, chain: &Chain) -> Result
     let mut tokens = Tokens { chain, done: 0, sum: 0 };
     for (index, line) in text.split_inclusive('\n').enumerate() {
         let Some(line) = line.strip_suffix('\n') else {
-            report.notes.push(format!("{NAME} ends in the middle of a line"));
+            report.notes.push(format!("{METRICS} ends in the middle of a line"));
             break;
         };
         let found = problem(line, chain, &mut logged, &mut tokens);

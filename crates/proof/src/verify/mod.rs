@@ -12,6 +12,7 @@ pub use inputs::{check_base, check_data};
 
 use crate::error::FileError;
 use crate::hash::Manifest;
+use crate::layout::METRICS;
 use crate::receipt::{self, Receipt};
 use crate::regular;
 use std::collections::BTreeSet;
@@ -78,7 +79,7 @@ pub fn verify(path: &Path) -> Result<Report, FileError> {
     if has(Manifest::NAME) {
         return final_folder(path);
     }
-    if has(receipt::NAME) || has(crate::chain::NAME) || has(metrics::NAME) {
+    if has(receipt::NAME) || has(crate::chain::NAME) || has(METRICS) {
         return folder::run(path);
     }
     Err(FileError::Missing { path: path.join(receipt::NAME) })

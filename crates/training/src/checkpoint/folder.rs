@@ -10,7 +10,7 @@ use super::{
     ADAPTER, ADAPTER_CONFIG, BeforeWrite, FINAL, MODEL, OPTIMIZER, STATE, folder_name, folder_of, step_of, unwatched,
 };
 use isobit_proof::atomic::{is_partial as is_partial_file, remove_partials, sync_folder, write_atomically};
-use isobit_proof::{FileError, Manifest, disk};
+use isobit_proof::{FileError, Manifest, disk, layout};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -50,8 +50,8 @@ struct Stored {
 struct Bits(#[serde(with = "bits")] f64);
 
 impl Pointer {
-    pub const LATEST: &str = "latest.json";
-    pub const BEST: &str = "best.json";
+    pub const LATEST: &str = layout::LATEST;
+    pub const BEST: &str = layout::BEST;
     const SCHEMA: &str = "isobit.pointer/1";
 
     pub(super) fn write(self, output_dir: &Path, name: &str, watch: BeforeWrite<'_>) -> Result<(), Error> {
@@ -288,13 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_checkpoints_from_leftovers() {
-        assert_eq!(step_of("checkpoint-200"), Some(200));
-        for other in
-            ["checkpoint-", "checkpoint-02", "checkpoint-+2", "checkpoint-2x", "Checkpoint-2", ".checkpoint-2.partial"]
-        {
-            assert_eq!(step_of(other), None, "{other}");
-        }
+    fn leftovers_are_told_by_their_names() {
         for leftover in [".checkpoint-2.partial", ".checkpoint-2.removed.partial", ".final.partial"] {
             assert!(is_partial(leftover), "{leftover}");
         }

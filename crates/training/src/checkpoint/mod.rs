@@ -26,31 +26,17 @@ pub use state::{Best, Identity, Progress, Snapshot};
 pub use stopped::announce;
 pub use write::{put_adapter, replace_final, save};
 
+pub(crate) use isobit_proof::layout::checkpoint_name as folder_name;
+pub use isobit_proof::layout::{
+    ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, OPTIMIZER, RESOLVED, STATE, checkpoint_step as step_of,
+};
+
 use isobit_proof::FileError;
 use std::path::{Path, PathBuf};
-
-pub const ADAPTER: &str = "adapter_model.safetensors";
-pub const ADAPTER_CONFIG: &str = "adapter_config.json";
-pub const MODEL: &str = "model.safetensors";
-pub const OPTIMIZER: &str = "optimizer.safetensors";
-pub const STATE: &str = "state.json";
-pub const FINAL: &str = "final";
-/// The complete config, beside the checkpoints.
-pub const RESOLVED: &str = "config.resolved.toml";
 
 /// The folder of a step inside the run folder.
 pub fn folder_of(output_dir: &Path, step: u64) -> PathBuf {
     output_dir.join(folder_name(step))
-}
-
-pub(crate) fn folder_name(step: u64) -> String {
-    format!("checkpoint-{step}")
-}
-
-/// The step in a checkpoint's folder name; None for other names.
-pub fn step_of(name: &str) -> Option<u64> {
-    let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
-    (folder_name(step) == name).then_some(step)
 }
 
 /// Called before every change to the disk, with the path about to change. Tests stop here.

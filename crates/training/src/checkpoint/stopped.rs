@@ -10,11 +10,11 @@ use super::read::read_json;
 use super::state::Identity;
 use super::{BeforeWrite, folder_of, unwatched};
 use isobit_proof::atomic::{sync_folder, write_atomically};
+pub(super) use isobit_proof::layout::STOPPED as NAME;
 use isobit_proof::{FileError, disk};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-pub(super) const NAME: &str = "stopped.json";
 const SCHEMA: &str = "isobit.stopped/1";
 
 /// The form in the file.

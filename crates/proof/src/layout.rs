@@ -1,0 +1,103 @@
+//! The names of what a run folder holds, for everybody who writes or reads one
+//! (`docs/checkpoint-format.md`), and which of it the record of the run does not cover.
+//!
+//! Files with a format of their own are named beside it: `chain::NAME`, `receipt::NAME`,
+//! `statement::NAME`, `Lock::NAME` and `Manifest::NAME`.
+
+use crate::lock::Lock;
+use crate::{chain, receipt, statement};
+
+/// The complete config, beside the checkpoints.
+pub const RESOLVED: &str = "config.resolved.toml";
+/// The files that the run trains on.
+pub const DATA: &str = "data.json";
+pub const METRICS: &str = "metrics.jsonl";
+/// Where the result is.
+pub const FINAL: &str = "final";
+/// These two move while a run trains.
+pub const LATEST: &str = "latest.json";
+pub const BEST: &str = "best.json";
+/// Checkpoints that were saved only because of a signal.
+pub const STOPPED: &str = "stopped.json";
+/// Folder of event files.
+pub const TENSORBOARD: &str = "tensorboard";
+pub const REPORT: &str = "report.html";
+/// Texts before and after training.
+pub const SAMPLES: &str = "samples.json";
+
+/// Files of a checkpoint; those of weights also in the final folder.
+pub const ADAPTER: &str = "adapter_model.safetensors";
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+pub const MODEL: &str = "model.safetensors";
+pub const OPTIMIZER: &str = "optimizer.safetensors";
+pub const STATE: &str = "state.json";
+
+/// The start of the name of a checkpoint.
+pub(crate) const CHECKPOINT: &str = "checkpoint-";
+
+/// Written by the program, with nothing recorded about them: who holds the folder, what changes
+/// after the end of a run, and what is made from the rest.
+const UNRECORDED: [&str; 6] = [Lock::NAME, STOPPED, TENSORBOARD, REPORT, SAMPLES, statement::NAME];
+/// What people may add: their config, a plan, and a signature of OpenSSF model-signing.
+const ADDED: [&str; 3] = ["config.toml", "plan.json", "model.sig"];
+/// What every record covers; the receipt names the rest of what it covers.
+const RECORDED: [&str; 6] = [chain::NAME, receipt::NAME, METRICS, FINAL, LATEST, BEST];
+
+/// Whether a run folder may hold this, whatever its receipt names.
+pub(crate) fn belongs(name: &str) -> bool {
+    let listed = RECORDED.iter().chain(&UNRECORDED).chain(&ADDED).any(|listed| *listed == name);
+    listed || name.starts_with(CHECKPOINT)
+}
+
+/// The folder of a step inside the run folder.
+pub fn checkpoint_name(step: u64) -> String {
+    format!("{CHECKPOINT}{step}")
+}
+
+/// The step in a checkpoint's folder name; None for other names.
+pub fn checkpoint_step(name: &str) -> Option<u64> {
+    let step = name.strip_prefix(CHECKPOINT)?.parse().ok()?;
+    (checkpoint_name(step) == name).then_some(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    const FOLDERS: &str = include_str!("../../../docs/checkpoint-format.md");
+    const RECEIPTS: &str = include_str!("../../../docs/receipt-format.md");
+
+    /// The tree of docs/checkpoint-format.md has what the program writes, and nothing else.
+    #[test]
+    fn the_page_lists_what_a_run_leaves() {
+        let (_, tree) = FOLDERS.split_once("    out/run-a/\n").expect("a tree");
+        let top = tree.lines().take_while(|line| !line.is_empty()).filter_map(|line| line.strip_prefix("      "));
+        let listed: BTreeSet<&str> = top
+            .filter_map(|line| line.split_whitespace().next().filter(|_| !line.starts_with(' ')))
+            .map(|name| name.trim_end_matches('/'))
+            .collect();
+        let written = RECORDED.iter().chain(&UNRECORDED).chain(&[RESOLVED, DATA, "checkpoint-N"]);
+        assert_eq!(listed, written.copied().collect());
+    }
+
+    /// The same for what docs/receipt-format.md says is not covered.
+    #[test]
+    fn the_page_lists_what_is_not_covered() {
+        let (_, rest) = RECEIPTS.split_once("Not covered: ").expect("a list");
+        let (list, _) = rest.split_once("\n- ").expect("another item");
+        let listed: BTreeSet<&str> =
+            list.split('`').skip(1).step_by(2).map(|name| name.trim_end_matches('/')).collect();
+        assert_eq!(listed, UNRECORDED.iter().chain(&ADDED).copied().collect());
+    }
+
+    #[test]
+    fn a_checkpoint_is_named_by_its_step_in_one_way() {
+        assert_eq!(checkpoint_step(&checkpoint_name(200)), Some(200));
+        for other in
+            ["checkpoint-", "checkpoint-02", "checkpoint-+2", "checkpoint-2x", "Checkpoint-2", ".checkpoint-2.partial"]
+        {
+            assert_eq!(checkpoint_step(other), None, "{other}");
+        }
+    }
+}
