@@ -60,22 +60,69 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let message = format!("{all} ranks share {groups} groups: `gradient_groups` must be at least as many");
         return Err(Failure::usage(message, format!("--set gradient_groups={all}, which is part of the result")));
     }
-    // Ranks with the same devices have the same plan.
+    let (distinct, mut objects) = (distinct(&plans), Vec::new());
     let mut answer = Ok(());
-    for (first, plan) in plans.iter().enumerate() {
-        let is_same = |other: &&RankPlan| other.devices == plan.devices;
-        if plans[..first].iter().any(|other| is_same(&other)) {
-            continue;
-        }
+    for (same, plan) in &distinct {
         if plans.len() > 1 && !arguments.json {
-            let same = (0..all).filter(|rank| is_same(&&plans[*rank])).map(|rank| rank.to_string());
-            let same: Vec<String> = same.collect();
-            tell(&format!("{} {}:", if same.len() == 1 { "rank" } else { "each of ranks" }, same.join(", ")));
+            print_heading(same).map_err(|error| Failure::output(&error))?;
         }
-        answer = planned(&plan.run, arguments, &plan.given, Ranks { all, ..Ranks::ALONE }).and(answer);
+        let planned = planned(&plan.run, arguments, &plan.given, Ranks { all, ..Ranks::ALONE });
+        answer = planned
+            .and_then(|(object, answer)| {
+                objects.extend(object);
+                answer
+            })
+            .and(answer);
+    }
+    // A rank that cannot be planned leaves an error and no object.
+    if arguments.json && objects.len() == distinct.len() {
+        let object = if plans.len() > 1 { of_ranks(&distinct, objects) } else { objects.remove(0) };
+        print_object(object).map_err(|error| Failure::output(&error))?;
     }
     answer
 }
+
+/// Ranks with the same devices have the same plan: each with the ranks that it is for.
+fn distinct(plans: &[RankPlan]) -> Vec<(Vec<usize>, &RankPlan)> {
+    let mut all: Vec<(Vec<usize>, &RankPlan)> = Vec::new();
+    for (rank, plan) in plans.iter().enumerate() {
+        match all.iter_mut().find(|(_, other)| other.devices == plan.devices) {
+            Some((ranks, _)) => ranks.push(rank),
+            None => all.push((vec![rank], plan)),
+        }
+    }
+    all
+}
+
+fn print_heading(ranks: &[usize]) -> std::io::Result<()> {
+    let names: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    let of = if ranks.len() == 1 { "rank" } else { "each of ranks" };
+    writeln!(std::io::stdout().lock(), "{of} {}:", names.join(", "))
+}
+
+/// The plans of all ranks in one object. They fit if each of them does.
+fn of_ranks(distinct: &[(Vec<usize>, &RankPlan)], mut objects: Vec<serde_json::Value>) -> serde_json::Value {
+    for ((ranks, _), object) in distinct.iter().zip(&mut objects) {
+        object["ranks"] = ranks.clone().into();
+    }
+    let fits = |wanted: Option<bool>| move |object: &serde_json::Value| object["fits"].as_bool() == wanted;
+    let all = match () {
+        () if objects.iter().any(fits(Some(false))) => Some(false),
+        () if objects.iter().any(fits(None)) => None,
+        () => Some(true),
+    };
+    serde_json::json!({ "ranks": objects, "fits": all })
+}
+
+fn print_object(mut object: serde_json::Value) -> std::io::Result<()> {
+    object["schema"] = "isobit.plan/1".into();
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{object}")?;
+    out.flush()
+}
+
+/// The object of a plan, if one is asked for, and the refusal of a run that does not fit.
+type Planned = (Option<serde_json::Value>, Result<(), Failure>);
 
 /// What is planned for a rank, or for all of them.
 struct RankPlan {
@@ -141,15 +188,21 @@ fn devices(list: &str) -> Result<Listed, Failure> {
     Ok((entries.join(","), cards))
 }
 
-/// Plans for one rank, or for the only process.
-fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<(), Failure> {
+/// Plans for one rank, or for the only process: the object for `--json`, and whether it fits.
+/// Without `--json` the plan is printed.
+fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<Planned, Failure> {
+    let mut object = None;
     let refusal = if run.devices.len() > 1 {
         let fit = split_fit(run, given, ranks)?;
         tell_unused(run)?;
         let advice = advice::shown(fit.advice(run, given, ranks));
         let shown = Shown { all: &advice, run };
         let disk = DiskFit::of(run, fit.trained_count(), fit.is_here);
-        print_split(&fit, &disk, &shown, arguments).map_err(|error| Failure::output(&error))?;
+        if arguments.json {
+            object = Some(split_json(&fit, &disk, &shown, arguments.explain));
+        } else {
+            print_split(&fit, &disk, &shown, arguments).map_err(|error| Failure::output(&error))?;
+        }
         tell_disk(&disk);
         fit.refusal(run, advice.first())
     } else {
@@ -158,12 +211,16 @@ fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Res
         let advice = advice::shown(fit.advice(run, given, ranks));
         let shown = Shown { all: &advice, run };
         let disk = fit.plan.as_ref().map(|plan| DiskFit::of(run, plan.trained_count as u64, fit.is_here));
-        print(&fit, disk.as_ref(), &shown, arguments).map_err(|error| Failure::output(&error))?;
+        if arguments.json {
+            object = Some(json(&fit, disk.as_ref(), &shown, arguments.explain));
+        } else {
+            print(&fit, disk.as_ref(), &shown, arguments).map_err(|error| Failure::output(&error))?;
+        }
         disk.iter().for_each(tell_disk);
         fit.refusal(run, advice.first())
     };
     // The printed result already says that it does not fit.
-    refusal.map_or(Ok(()), |refusal| Err(refusal.told()))
+    Ok((object, refusal.map_or(Ok(()), |refusal| Err(refusal.told()))))
 }
 
 fn tell_disk(disk: &DiskFit) {
@@ -185,10 +242,6 @@ fn tell_unused(run: &Run) -> Result<(), Failure> {
 
 fn print(fit: &MemoryFit, disk: Option<&DiskFit>, advice: &Shown<'_>, arguments: &Arguments) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    if arguments.json {
-        writeln!(out, "{}", json(fit, disk, advice, arguments.explain))?;
-        return out.flush();
-    }
     if let Some(plan) = &fit.plan {
         for (item, bytes) in &plan.items {
             writeln!(out, "{:<12} {:>12}", item.name(), size(*bytes as u64))?;
@@ -274,10 +327,6 @@ fn print_host(out: &mut impl Write, plan: &MemoryPlan, margin: &str) -> std::io:
 /// Device after device, then what they need together.
 fn print_split(fit: &SplitFit, disk: &DiskFit, advice: &Shown<'_>, arguments: &Arguments) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    if arguments.json {
-        writeln!(out, "{}", split_json(fit, disk, advice, arguments.explain))?;
-        return out.flush();
-    }
     for (stage, part) in fit.stages.iter().zip(&fit.split.parts) {
         writeln!(out, "{}, {}:", stage.device, layers(part))?;
         for (item, bytes) in &stage.plan.items {
@@ -343,7 +392,7 @@ fn split_json(fit: &SplitFit, disk: &DiskFit, advice: &Shown<'_>, explained: boo
         })
     });
     let mut value = serde_json::json!({
-        "schema": "isobit.plan/1", "device": fit.names.join(","), "devices": stages.collect::<Vec<_>>(),
+        "device": fit.names.join(","), "devices": stages.collect::<Vec<_>>(),
         "memories": pools.collect::<Vec<_>>(), "transfer_host_bytes": fit.bytes_transfer, "fits": fit.fits(),
         "estimate": fit.is_estimate, "suggestions": advice.json(),
     });
@@ -414,7 +463,7 @@ fn explain(out: &mut impl Write, plan: &MemoryPlan) -> std::io::Result<()> {
 }
 
 fn json(fit: &MemoryFit, disk: Option<&DiskFit>, advice: &Shown<'_>, explained: bool) -> serde_json::Value {
-    let mut value = serde_json::json!({"schema": "isobit.plan/1", "device": fit.device});
+    let mut value = serde_json::json!({ "device": fit.device });
     if let Some(plan) = &fit.plan {
         put_plan(&mut value, plan);
     }

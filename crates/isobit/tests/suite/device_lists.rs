@@ -260,14 +260,27 @@ fn cards_of_ranks_are_planned_by_name() {
     let folder = Folder::new(Shape::TINY);
     let config = folder.text("config.toml").replace("[training]", "[training]\ngradient_groups = 3");
     folder.put("config.toml", format!("devices_by_rank = [\"cuda:62\", \"cuda:63\", \"cpu\"]\n{config}"));
-    folder.run(&["plan", "config.toml"]).says(6, &["rank 0:", "rank 2:", "(`--device mi50`, once for each rank)"]);
+    let absent = folder.run(&["plan", "config.toml"]);
+    absent.says(6, &["(`--device mi50`, once for each rank)"]);
+    assert!(absent.out.starts_with("rank 0:\n") && absent.out.contains("rank 2:\n"), "{}", absent.out);
     let named = ["--device", "mi50", "--device", "mi50", "--device", "a100-80,cpu"];
     let ran = folder.run(&[&["plan", "config.toml"], &named[..]].concat());
-    ran.says(0, &["each of ranks 0, 1:", "rank 2:", "overrides `devices_by_rank"]);
+    ran.says(0, &["overrides `devices_by_rank"]);
+    // Each heading stands above its table.
+    let (first, last) = ran.out.split_once("rank 2:\n").expect("two plans");
+    assert!(first.starts_with("each of ranks 0, 1:\n") && !first.contains("a100-80") && last.contains("a100-80"));
     assert!(ran.out.contains("available on mi50 (AMD Instinct MI50") && ran.out.contains("a100-80 1: "), "{}", ran.out);
-    let plans = folder.run(&[&["plan", "config.toml", "--json"], &named[..]].concat()).json();
-    assert_eq!(plans.len(), 2);
+    let objects = folder.run(&[&["plan", "config.toml", "--json"], &named[..]].concat()).json();
+    let [object] = &objects[..] else { panic!("{objects:?}") };
+    let plans = object["ranks"].as_array().expect("plans");
+    assert_eq!((&object["schema"], &object["fits"]), (&"isobit.plan/1".into(), &true.into()));
+    let ranks: Vec<String> = plans.iter().map(|plan| plan["ranks"].to_string()).collect();
+    assert_eq!(ranks, ["[0,1]", "[2]"]);
     assert!(plans[0]["rank_host_bytes"].as_u64() > Some(0), "{}", plans[0]);
+    // A rank that cannot be planned: an error, and no plan of some of the ranks.
+    let absent = folder.run(&["plan", "config.toml", "--json"]);
+    let lines = absent.json();
+    assert_eq!((absent.code, lines.len(), &lines[0]["schema"]), (6, 1, &"isobit.error/1".into()), "{}", absent.out);
     let fewer = ["--set", "gradient_groups=2"];
     folder.run(&[&["plan", "config.toml"], &named[..], &fewer].concat()).says(2, &["3 ranks share 2 groups"]);
     let other = ["--ranks", "2"];
