@@ -10,12 +10,12 @@ use isobit_proof::statement::{self, Challenge, Envelope, PrivateKey, Reexecution
 use isobit_proof::verify;
 use isobit_training::checkpoint::{self, FINAL};
 use isobit_training::config::Every;
-use isobit_training::replay::Event;
-use serde_json::json;
+use isobit_training::replay::{Event, Replayed};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -63,24 +63,45 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let (subject, explained) = Subject::open(&arguments.run, &arguments.how)?;
     if !explained.is_empty() {
-        for line in &explained {
-            tell(line);
-        }
-        return Err(Failure::difference());
+        let object = object(&receipt, &explained, None);
+        return differs(arguments, &object, &explained);
     }
-    let done = reexecuted(arguments, &subject, &receipt)?;
+    let done = match reexecuted(arguments, &subject, &receipt)? {
+        Ok(done) => done,
+        Err((found, steps)) => {
+            let object = object(&receipt, &[], Some(&replay::difference_object(&found)));
+            return differs(arguments, &object, &replay::text(&found, &steps));
+        }
+    };
     let folder = arguments.run.join(FINAL);
     let payload = statement::statement(&receipt, &folder, &done).map_err(|error| failure(&error))?;
     let path = arguments.output.clone().unwrap_or_else(|| arguments.run.join(statement::NAME));
     Envelope::new(&payload, key.as_ref()).write(&path).map_err(|error| failure(&error))?;
-    let lines =
-        if arguments.json { vec![object(&receipt, &done, &path)] } else { text(&receipt, &done, &path, key.as_ref()) };
-    let mut out = std::io::stdout().lock();
-    lines.iter().try_for_each(|line| writeln!(out, "{line}")).map_err(|error| Failure::output(&error))
+    print(arguments, &proved_object(&receipt, &done, &path), &text(&receipt, &done, &path, key.as_ref()))
 }
 
+/// Prints the object or the lines.
+fn print(arguments: &Arguments, object: &Value, lines: &[String]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let printed = if arguments.json {
+        writeln!(out, "{object}")
+    } else {
+        lines.iter().try_for_each(|line| writeln!(out, "{line}"))
+    };
+    printed.map_err(|error| Failure::output(&error))
+}
+
+/// Nothing is proved: prints why.
+fn differs(arguments: &Arguments, object: &Value, lines: &[String]) -> Result<(), Failure> {
+    print(arguments, object, lines)?;
+    Err(Failure::difference())
+}
+
+/// What was replayed and agrees, or the first replay that differs, with its updates.
+type Reexecuted = Result<Reexecution, (Replayed, RangeInclusive<u64>)>;
+
 /// Replays what is to be replayed; a difference ends it.
-fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Result<Reexecution, Failure> {
+fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Result<Reexecuted, Failure> {
     let (run, updates) = (&subject.prepared.run, receipt.made.updates);
     let saved = checkpoint::steps(&arguments.run).map_err(|error| crate::failure::failed(&error.into()))?;
     let every = match run.training.save {
@@ -105,11 +126,7 @@ fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Re
         };
         let result = subject.replay(steps.clone(), true, &mut watch)?;
         if result.difference.is_some() {
-            let mut out = std::io::stdout().lock();
-            let lines = replay::text(&result, &steps);
-            let printed = lines.iter().try_for_each(|line| writeln!(out, "{line}"));
-            printed.map_err(|error| Failure::output(&error))?;
-            return Err(Failure::difference());
+            return Ok(Err((result, steps)));
         }
     }
     let environment = BTreeMap::from([
@@ -117,7 +134,7 @@ fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Re
         ("program".to_string(), env!("CARGO_PKG_VERSION").to_string()),
         ("system".to_string(), format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
     ]);
-    Ok(Reexecution { segments, replayed, challenge, environment })
+    Ok(Ok(Reexecution { segments, replayed, challenge, environment }))
 }
 
 /// Neighbouring segments are replayed in one go.
@@ -132,7 +149,7 @@ fn joined(segments: &[Segment], chosen: &[usize]) -> Vec<RangeInclusive<u64>> {
     all
 }
 
-fn text(receipt: &Receipt, done: &Reexecution, path: &std::path::Path, key: Option<&PrivateKey>) -> Vec<String> {
+fn text(receipt: &Receipt, done: &Reexecution, path: &Path, key: Option<&PrivateKey>) -> Vec<String> {
     let Reexecution { segments, replayed, challenge, .. } = done;
     let updates: u64 = replayed.iter().map(|at| segments[*at].last - segments[*at].first + 1).sum();
     let (count, all, of) = (replayed.len(), segments.len(), receipt.made.updates);
@@ -150,11 +167,18 @@ fn text(receipt: &Receipt, done: &Reexecution, path: &std::path::Path, key: Opti
     lines
 }
 
-fn object(receipt: &Receipt, done: &Reexecution, path: &std::path::Path) -> String {
+/// What every answer has: `ok`, and what differs from the record if it is false.
+fn object(receipt: &Receipt, inputs: &[String], difference: Option<&Value>) -> Value {
+    json!({ "schema": "isobit.prove/1", "ok": inputs.is_empty() && difference.is_none(),
+        "receipt": receipt.digest, "updates": receipt.made.updates, "inputs": inputs, "difference": difference })
+}
+
+fn proved_object(receipt: &Receipt, done: &Reexecution, path: &Path) -> Value {
     let Reexecution { segments, replayed, .. } = done;
-    let object = json!({ "schema": "isobit.prove/1", "statement": path.display().to_string(),
-        "receipt": receipt.digest, "updates": receipt.made.updates, "segments": segments.len(),
-        "replayed": replayed.iter().map(|at| [segments[*at].first, segments[*at].last]).collect::<Vec<_>>(),
-        "detection": statement::detection(segments.len(), replayed.len(), 1) });
-    object.to_string()
+    let mut object = object(receipt, &[], None);
+    object["statement"] = path.display().to_string().into();
+    object["segments"] = segments.len().into();
+    object["replayed"] = replayed.iter().map(|at| json!([segments[*at].first, segments[*at].last])).collect();
+    object["detection"] = statement::detection(segments.len(), replayed.len(), 1).into();
+    object
 }

@@ -341,24 +341,29 @@ fn describe_element(element: &Element) -> String {
     )
 }
 
-fn object(arguments: &Arguments, replayed: &Replayed, explained: &[String]) -> serde_json::Value {
+/// What differs first; null if nothing does.
+pub(crate) fn difference_object(replayed: &Replayed) -> serde_json::Value {
     let element = |element: &Element| {
         json!({ "folder": element.folder, "kind": element.kind, "tensor": element.tensor,
             "place": coordinates(element.index as u64, &element.shape),
             "recorded": element.recorded, "recorded_bits": format!("{:08x}", element.recorded.to_bits()),
             "replayed": element.replayed, "replayed_bits": format!("{:08x}", element.replayed.to_bits()) })
     };
-    let difference = replayed.difference.as_ref().map(|difference| {
+    let difference = |difference: &Difference| {
         let item = match difference.found_in {
             FoundIn::Chain(item) => item.name(),
             FoundIn::Folder => "folder",
         };
         json!({ "step": difference.step, "item": item, "tensors": difference.tensors,
             "element": difference.element.as_ref().map(element) })
-    });
+    };
+    replayed.difference.as_ref().map(difference).into()
+}
+
+fn object(arguments: &Arguments, replayed: &Replayed, explained: &[String]) -> serde_json::Value {
     json!({ "schema": "isobit.replay/1", "run": arguments.run.display().to_string(),
         "steps": [arguments.steps.start(), arguments.steps.end()], "from": replayed.from,
         "agreeing": replayed.agreeing, "checkpoints": replayed.checkpoints,
         "ok": replayed.difference.is_none() && explained.is_empty(),
-        "inputs": explained, "difference": difference })
+        "inputs": explained, "difference": difference_object(replayed) })
 }

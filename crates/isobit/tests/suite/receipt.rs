@@ -192,6 +192,17 @@ fn an_edited_record_is_found_where_it_was_edited() {
     // From the changed checkpoint on, its weights are not those of the chain.
     let found = folder.run(&["replay", "run", "--steps", "5..6", "-q"]);
     assert!(found.code == 1 && found.out.contains("update 4: weights differ"), "{}{}", found.out, found.err);
+    // With its hash in the receipt changed too, only an execution finds it: nothing is proved.
+    let mut edited = receipt(&folder, "run");
+    let hash = isobit_proof::Hash::of_file(&checkpoint.join("MANIFEST.json")).expect("read");
+    edited.folder.as_mut().expect("a record").checkpoints.insert("checkpoint-4".to_string(), hash);
+    edited.write(&folder.path("run")).expect("written");
+    folder.run(&["verify", "run"]).says(0, &[]);
+    let found = folder.run(&["prove", "run", "--json"]);
+    let [object] = &found.json()[..] else { panic!("{}", found.out) };
+    assert_eq!((found.code, &object["schema"], &object["ok"]), (1, &"isobit.prove/1".into(), &false.into()));
+    assert_eq!((&object["difference"]["step"], &object["difference"]["item"]), (&4.into(), &"folder".into()));
+    assert!(object["difference"]["element"]["tensor"].is_string() && !folder.has("run/statement.json"));
 }
 
 #[test]
@@ -206,6 +217,12 @@ fn other_inputs_are_named() {
     assert!(found.code == 1 && found.out.contains(&format!("changed.jsonl:{line}: ")), "{}{}", found.out, found.err);
     let found = folder.run(&["replay", "run", "--steps", "1..2", "--set", "seed=8"]);
     assert!(found.code == 1 && found.out.contains("config `seed` is 8, the run's was 7"), "{}{}", found.out, found.err);
+    let found = folder.run(&["prove", "run", "--set", "seed=8"]);
+    assert!(found.code == 1 && found.out.contains("config `seed` is 8, the run's was 7"), "{}{}", found.out, found.err);
+    let found = folder.run(&["prove", "run", "--set", "seed=8", "--json"]);
+    let [object] = &found.json()[..] else { panic!("{}", found.out) };
+    assert_eq!((found.code, &object["ok"], &object["difference"]), (1, &false.into(), &serde_json::Value::Null));
+    assert!(object["inputs"][0].as_str().is_some_and(|line| line.contains("`seed` is 8")), "{object}");
     let path = folder.path("model/model.safetensors");
     let mut bytes = std::fs::read(&path).expect("read");
     let last = bytes.len() - 1;
