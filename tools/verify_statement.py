@@ -102,8 +102,8 @@ def main():
     details = statement["predicate"]["runDetails"]
     if receipt["digest"] != details["metadata"]["invocationId"]:
         fail("the receipt is not the one that the statement is about")
-    chain = {item["name"]: item["digest"]["blake3"] for item in details["byproducts"]}["chain"]
-    if receipt["made"]["link"] != chain:
+    chains = [item["digest"]["blake3"] for item in details["byproducts"] if item["name"] == "chain"]
+    if chains != [receipt["made"]["link"]]:
         fail("the chain is not the one that the statement is about")
 
     again = statement["predicate"]["isobit_reexecution"]

@@ -4,7 +4,8 @@
 use crate::error::FileError;
 use crate::name::{quoted, told};
 use crate::regular;
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::path::Path;
@@ -51,5 +52,78 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
             values.insert(key, map.next_value()?);
         }
         Ok(values)
+    }
+}
+
+/// Any JSON value in which no object has a key twice; `Value` itself keeps the last.
+#[derive(Debug)]
+pub(crate) struct UniqueValue(pub(crate) Value);
+
+impl<'de> Deserialize<'de> for UniqueValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(UniqueValueVisitor).map(Self)
+    }
+}
+
+struct UniqueValueVisitor;
+
+impl<'de> Visitor<'de> for UniqueValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(UniqueValue(value)) = sequence.next_element()? {
+            values.push(value);
+        }
+        Ok(values.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Value, A::Error> {
+        let values = UniqueVisitor::<UniqueValue>(PhantomData).visit_map(map)?;
+        Ok(Value::Object(values.into_iter().map(|(key, UniqueValue(value))| (key, value)).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_read_as_it_stands_and_a_repeated_key_is_refused() {
+        let text = r#"{"a": [null, true, -3, 18446744073709551615, 1.5, "ü", {"a": {}}], "b": {"a": []}}"#;
+        let UniqueValue(value) = serde_json::from_str(text).expect("no key twice");
+        assert_eq!(value, serde_json::from_str::<Value>(text).expect("JSON"));
+        for twice in [r#"{"a": 1, "a": 1}"#, r#"[{"b": [{"a": 1, "\u0061": 2}]}]"#, r#"{"x": {"a": {}, "a": {}}}"#] {
+            let error = serde_json::from_str::<UniqueValue>(twice).expect_err("a key twice").to_string();
+            assert!(error.contains("the key `a` appears twice"), "{error}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 use crate::model_folder::Folder;
 use crate::receipt::{STEPS, trained};
 use isobit_conformance::skip;
+use isobit_proof::statement::{Envelope, PrivateKey};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -80,6 +81,27 @@ impl Checkers<'_> {
     }
 }
 
+/// Other payloads that the holder of the key may sign, and whether they are accepted.
+fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)> {
+    folder.put("envelope.json", envelope);
+    let payload = Envelope::read(&folder.path("envelope.json")).expect("an envelope").payload().expect("base64");
+    let good = String::from_utf8(payload).expect("JSON");
+    let changed = |change: &dyn Fn(&mut Vec<Value>)| {
+        let mut statement: Value = serde_json::from_str(&good).expect("JSON");
+        change(statement["predicate"]["runDetails"]["byproducts"].as_array_mut().expect("a list"));
+        statement.to_string()
+    };
+    let chain = |digest: &str| json!({ "name": "chain", "digest": { "blake3": digest } });
+    vec![
+        (good.clone(), true, "the same payload"),
+        (good.replacen('{', "{\"_type\":\"x\",", 1), false, "a key twice"),
+        (good.replacen("\"updates\":", "\"updates\":5,\"updates\":", 1), false, "a key twice, further in"),
+        (changed(&|all| all.reverse()), true, "byproducts in another order"),
+        (changed(&|all| all.push(chain(&"0".repeat(64)))), false, "two chains"),
+        (changed(&|all| all.retain(|one| one["name"] != "chain")), false, "no chain"),
+    ]
+}
+
 /// Both kinds of key, and everything that a hostile envelope may have, for both checkers.
 #[test]
 fn hostile_envelopes_are_refused() {
@@ -134,6 +156,12 @@ fn hostile_envelopes_are_refused() {
         both(public, &changed(&|envelope| envelope["payload"] = flipped.clone().into()), false, "a changed payload");
         let twice = text.replacen('{', "{\"payload\":\"e30=\",", 1);
         both(public, &twice, false, "two payloads");
+        for (payload, accepted, what) in payloads(&folder, &text) {
+            let key = PrivateKey::read(&folder.path(key)).expect("a key");
+            let path = folder.path("signed.json");
+            Envelope::new(payload.as_bytes(), Some(&key)).write(&path).expect("written");
+            both(public, &folder.text("signed.json"), accepted, what);
+        }
         both(public, "{", false, "no JSON");
         both(public, &text, true, "as it was written");
     }

@@ -8,6 +8,7 @@ use super::key::PublicKey;
 use super::segments::{Challenge, chosen};
 use super::{PREDICATE, TYPE, definition, sha256};
 use crate::error::FileError;
+use crate::json::UniqueValue;
 use crate::receipt::{self, Receipt};
 use crate::verify::Report;
 use serde_json::Value;
@@ -33,7 +34,8 @@ pub fn check(
         }
         None => report.notes.push("the statement is not signed".to_string()),
     }
-    let statement = envelope.payload().and_then(|payload| serde_json::from_slice::<Value>(&payload).ok());
+    let statement = envelope.payload().and_then(|payload| serde_json::from_slice::<UniqueValue>(&payload).ok());
+    let statement = statement.map(|UniqueValue(statement)| statement);
     let is_one = |statement: &Value| statement["_type"] == TYPE && statement["predicateType"] == PREDICATE;
     let Some(statement) = statement.filter(is_one) else {
         report.find(path, "its payload is not an in-toto statement with SLSA provenance");
@@ -45,7 +47,9 @@ pub fn check(
         report.find(path, "it is about another receipt");
         return Ok(());
     }
-    if details["byproducts"][0]["digest"]["blake3"].as_str() != Some(receipt.made.link.to_string().as_str()) {
+    let byproducts = details["byproducts"].as_array().map_or(&[][..], Vec::as_slice);
+    let chains = byproducts.iter().filter(|one| one["name"] == "chain").map(|one| &one["digest"]["blake3"]);
+    if !chains.eq([receipt.made.link.to_string().as_str()]) {
         report.find(path, "it is about another chain");
     }
     if predicate["buildDefinition"] != definition(receipt) {
