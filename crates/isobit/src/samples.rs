@@ -65,7 +65,7 @@ pub(crate) fn read(folder: &Path) -> Result<Vec<Sample>, String> {
     let Some(text) = text else { return Ok(Vec::new()) };
     match serde_json::from_str::<File>(&text) {
         Ok(file) if file.schema == SCHEMA => Ok(file.samples),
-        Ok(_) => Err(format!("{} is not of this program", path.display())),
+        Ok(_) => Err(format!("{} was not written by this program", path.display())),
         Err(error) => Err(format!("{}: {error}", path.display())),
     }
 }

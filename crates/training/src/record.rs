@@ -81,12 +81,13 @@ impl Recorder {
             (Some(step), Some(link)) => ChainFile::resume(output, step, link)?,
             (Some(_), None) if watch.needs_receipt() => {
                 return Err(RunError::Refused {
-                    what: "the checkpoint is of a version without receipts: this run would leave none".to_string(),
+                    what: "the checkpoint was written by a version without receipts: this run would leave none"
+                        .to_string(),
                     hint: "start the run anew in another folder, or leave out `--fixed`",
                 });
             }
             (Some(_), None) => {
-                watch.noted("the checkpoint is of a version without receipts: this run leaves none");
+                watch.noted("the checkpoint was written by a version without receipts: this run leaves none");
                 for name in [chain::NAME, receipt::NAME] {
                     remove(&output.join(name))?;
                 }

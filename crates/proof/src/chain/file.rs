@@ -112,13 +112,13 @@ impl<'a> Lines<'a> {
     /// An update that follows the one before.
     fn checked(&self, update: Update, origin: &Origin) -> Result<Update, FileError> {
         if update.step != self.number as u64 - 1 {
-            let what = format!("it is of step {} instead of {}", update.step, self.number - 1);
+            let what = format!("it has step {}, expected {}", update.step, self.number - 1);
             return Err(self.malformed(&what));
         }
         let count = origin.tensors.len().div_ceil(tensors_per_part(origin.tensors.len()));
         let Parts { gradient, weights, state } = &update.parts;
         if [gradient, weights, state].iter().any(|parts| parts.len() != count) {
-            return Err(self.malformed("it is of other tensors"));
+            return Err(self.malformed("it lists different tensors"));
         }
         Ok(update)
     }

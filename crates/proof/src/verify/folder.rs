@@ -70,7 +70,7 @@ impl Whole<'_> {
         match chain.link(made.updates) {
             None => report.find(
                 &self.folder.join(chain::NAME),
-                format!("it has {updates} updates, but the receipt is of {}", made.updates),
+                format!("it has {updates} updates, but the receipt covers {}", made.updates),
             ),
             Some(link) if link != made.link => {
                 report.find(&path, format!("its link of update {} is not that of the chain", made.updates));
@@ -80,7 +80,7 @@ impl Whole<'_> {
                 format!("it has {updates} updates, but the receipt says that the run ended after {}", made.updates),
             ),
             Some(_) if made.updates < updates => {
-                report.notes.push(format!("the receipt is of {} updates, {updates} are done", made.updates));
+                report.notes.push(format!("the receipt covers {} updates, {updates} are done", made.updates));
             }
             Some(_) => (),
         }
@@ -180,7 +180,7 @@ impl Whole<'_> {
         let metrics_found = report.findings.iter().any(|finding| finding.path.ends_with(METRICS));
         let (Some(step), Some(chain)) = (step, self.chain) else { return Ok(()) };
         if state["step"].as_u64() != Some(step) {
-            report.find(&path, format!("it is not of step {step}"));
+            report.find(&path, format!("it has step {}, expected {step}", quoted(&state["step"].to_string())));
         } else if chain.link(step).is_none() || !same("chain", chain.link(step)) {
             report.find(&path, format!("its link is not that of update {step} in the chain"));
         } else if !metrics_found && !same("metrics", self.lines.map(|lines| lines.digest(step))) {
@@ -202,7 +202,7 @@ impl Whole<'_> {
         let Some(own) = report.take(&path, Receipt::read(&folder))? else { return Ok(()) };
         let Some(receipt) = self.receipt else { return Ok(()) };
         if !receipt.made.finished {
-            report.notes.push("final/ is of an earlier end of this unfinished run".to_string());
+            report.notes.push("final/ comes from an earlier end of this unfinished run".to_string());
             return Ok(());
         }
         if own.made == receipt.made {

@@ -61,7 +61,7 @@ fn problem(line: &str, chain: &Chain, logged: &mut u64, tokens: &mut Tokens<'_>)
     let value: Value = serde_json::from_str(line).map_err(|_| STRANGE)?;
     let step = value["step"].as_u64().ok_or(STRANGE)?;
     if step > chain.updates.len() as u64 || step == 0 {
-        return Err(format!("it is of step {step}, but the chain has {} updates", chain.updates.len()));
+        return Err(format!("it has step {step}, but the chain has {} updates", chain.updates.len()));
     }
     let update = &chain.updates[step as usize - 1];
     if value["tokens"].as_u64() != tokens.at(step) {

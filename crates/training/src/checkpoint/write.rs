@@ -32,7 +32,7 @@ pub(super) fn save_watched(
 ) -> Result<PathBuf, Error> {
     let folder = folder_of(output_dir, snapshot.step);
     if snapshot.step != snapshot.progress.step {
-        let what = format!("the snapshot is of step {}, its progress of {}", snapshot.step, snapshot.progress.step);
+        let what = format!("the snapshot has step {}, its progress {}", snapshot.step, snapshot.progress.step);
         return Err(Error::Inconsistent { path: folder, what });
     }
     let partial = output_dir.join(partial_name(&folder_name(snapshot.step)));

@@ -217,7 +217,7 @@ impl Shards {
             let (own, rest) = own.as_chunks::<2>();
             let (own, more) = own.as_chunks::<3>();
             if own.len() != pieces.len() || rest.len() + more.len() > 0 {
-                return Err(RankError::Damaged { rank, what: "its digests are of other tensors".to_string() });
+                return Err(RankError::Damaged { rank, what: "its digests belong to different tensors".to_string() });
             }
             for (piece, own) in pieces.iter().zip(own) {
                 for (sum, own) in sums[piece.tensor].iter_mut().zip(own) {
