@@ -65,18 +65,32 @@ impl FileError {
         Self::Unwritable { path: path.to_path_buf(), what: what.into() }
     }
 
-    /// The program's exit code for this kind.
-    pub fn exit_code(&self) -> u8 {
+    /// Whether what is in the file is wrong, not how it was reached.
+    pub fn is_damage(&self) -> bool {
         match self {
-            Self::Missing { .. } | Self::InUse { .. } | Self::NoTensors { .. } => 2,
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => 4,
-            Self::DiskFull { .. } | Self::NotAllowed { .. } | Self::Io { .. } | Self::Unwritable { .. } => 7,
             Self::NotRegular { .. }
             | Self::TooLarge { .. }
             | Self::Malformed { .. }
             | Self::Altered { .. }
             | Self::NoTensor { .. }
-            | Self::WrongType { .. } => 8,
+            | Self::WrongType { .. } => true,
+            Self::Missing { .. }
+            | Self::InUse { .. }
+            | Self::NoTensors { .. }
+            | Self::DiskFull { .. }
+            | Self::NotAllowed { .. }
+            | Self::Io { .. }
+            | Self::Unwritable { .. } => false,
+        }
+    }
+
+    /// The program's exit code for this kind.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            _ if self.is_damage() => 8,
+            Self::Missing { .. } | Self::InUse { .. } | Self::NoTensors { .. } => 2,
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => 4,
+            _ => 7,
         }
     }
 

@@ -24,10 +24,10 @@ pub fn check(
     folder: &Path,
     key: Option<&PublicKey>,
 ) -> Result<(), FileError> {
-    let Some(envelope) = report.take(path, Envelope::read(path))? else { return Ok(()) };
+    let Some(envelope) = report.damage_as_finding(path, Envelope::read(path))? else { return Ok(()) };
     report.files += 1;
     match key {
-        Some(key) if !envelope.is_signed_by(key) => report.find(path, "it is not signed by the given key"),
+        Some(key) if !envelope.is_signed_by(key) => report.add_finding(path, "it is not signed by the given key"),
         Some(key) => report.notes.push(format!("the statement is signed by key {}", key.id())),
         None if envelope.is_signed() => {
             report.notes.push("the signature of the statement is not checked: name a key with `--key`".to_string());
@@ -38,25 +38,25 @@ pub fn check(
     let statement = statement.map(|UniqueValue(statement)| statement);
     let is_one = |statement: &Value| statement["_type"] == TYPE && statement["predicateType"] == PREDICATE;
     let Some(statement) = statement.filter(is_one) else {
-        report.find(path, "its payload is not an in-toto statement with SLSA provenance");
+        report.add_finding(path, "its payload is not an in-toto statement with SLSA provenance");
         return Ok(());
     };
     let predicate = &statement["predicate"];
     let details = &predicate["runDetails"];
     if details["metadata"]["invocationId"].as_str() != Some(receipt.digest.to_string().as_str()) {
-        report.find(path, "it is about another receipt");
+        report.add_finding(path, "it is about another receipt");
         return Ok(());
     }
     let byproducts = details["byproducts"].as_array().map_or(&[][..], Vec::as_slice);
     let chains = byproducts.iter().filter(|one| one["name"] == "chain").map(|one| &one["digest"]["blake3"]);
     if !chains.eq([receipt.made.link.to_string().as_str()]) {
-        report.find(path, "it is about another chain");
+        report.add_finding(path, "it is about another chain");
     }
     if predicate["buildDefinition"] != definition(receipt) {
-        report.find(path, "its inputs are not those of the receipt");
+        report.add_finding(path, "its inputs are not those of the receipt");
     }
     if let Some(what) = wrong_choice(&predicate["isobit_reexecution"], receipt) {
-        report.find(path, what);
+        report.add_finding(path, what);
     }
     check_subjects(report, path, &statement["subject"], receipt, folder)
 }
@@ -76,20 +76,20 @@ fn check_subjects(
     for subject in subjects {
         let name = subject["name"].as_str().unwrap_or_default();
         if !names.contains(name) {
-            report.find(path, format!("it names {name:?}, which is no file of the run"));
+            report.add_finding(path, format!("it names {name:?}, which is no file of the run"));
         } else if !named.insert(name) {
-            report.find(path, format!("it names {name} twice"));
+            report.add_finding(path, format!("it names {name} twice"));
         }
     }
     for name in names {
         let Some(subject) = subjects.iter().find(|subject| subject["name"] == name) else {
-            report.find(path, format!("it does not name {name}"));
+            report.add_finding(path, format!("it does not name {name}"));
             continue;
         };
         let file = folder.join(name);
-        let Some(found) = report.take(&file, sha256(&file))? else { continue };
+        let Some(found) = report.damage_as_finding(&file, sha256(&file))? else { continue };
         if subject["digest"]["sha256"].as_str() != Some(found.as_str()) {
-            report.find(&file, "the statement has another SHA-256 of it");
+            report.add_finding(&file, "the statement has another SHA-256 of it");
         }
     }
     Ok(())

@@ -21,9 +21,9 @@ const TAKES_BEST: &str = "training.load_best_model_at_end";
 
 pub(super) fn run(folder: &Path) -> Result<Report, FileError> {
     let mut report = Report { kind: "run", ..Report::default() };
-    let chain = report.take(&folder.join(chain::NAME), Chain::read(folder))?;
+    let chain = report.damage_as_finding(&folder.join(chain::NAME), Chain::read(folder))?;
     report.files += usize::from(chain.is_some());
-    let receipt = report.take(&folder.join(receipt::NAME), Receipt::read(folder))?;
+    let receipt = report.damage_as_finding(&folder.join(receipt::NAME), Receipt::read(folder))?;
     report.files += usize::from(receipt.is_some());
     let lines = match &chain {
         Some(chain) => Some(metrics::check(&mut report, folder, chain)?),
@@ -65,17 +65,17 @@ impl Whole<'_> {
             let differs = |key: &&String| made.identity.get(*key) != chain.origin.identity.get(*key);
             let key = made.identity.keys().chain(chain.origin.identity.keys()).find(differs);
             let key = key.map_or(String::new(), |key| format!(" (`{key}` differs)"));
-            report.find(&path, format!("its identity is not that of the chain{key}"));
+            report.add_finding(&path, format!("its identity is not that of the chain{key}"));
         }
         match chain.link(made.updates) {
-            None => report.find(
+            None => report.add_finding(
                 &self.folder.join(chain::NAME),
                 format!("it has {updates} updates, but the receipt covers {}", made.updates),
             ),
             Some(link) if link != made.link => {
-                report.find(&path, format!("its link of update {} is not that of the chain", made.updates));
+                report.add_finding(&path, format!("its link of update {} is not that of the chain", made.updates));
             }
-            Some(_) if made.updates < updates && made.finished => report.find(
+            Some(_) if made.updates < updates && made.finished => report.add_finding(
                 &self.folder.join(chain::NAME),
                 format!("it has {updates} updates, but the receipt says that the run ended after {}", made.updates),
             ),
@@ -89,13 +89,13 @@ impl Whole<'_> {
             best.filter_map(|update| update.evaluation.filter(|of| of.best).map(|of| (update.step, of))).next_back();
         let recorded = made.best.as_ref().map(|best| (best.step, best.loss.clone()));
         if recorded != best.map(|(step, evaluation)| (step, format!("{:016x}", evaluation.loss))) {
-            report.find(&path, "its best evaluation is not that of the chain");
+            report.add_finding(&path, "its best evaluation is not that of the chain");
         }
         if let (Some(lines), Some(record)) = (self.lines, self.record())
             && lines.digest(made.updates) != record.metrics
         {
             let what = "a line is missing, or differs from what the receipt recorded";
-            report.find(&self.folder.join(METRICS), what);
+            report.add_finding(&self.folder.join(METRICS), what);
         }
     }
 
@@ -104,11 +104,11 @@ impl Whole<'_> {
         let Some(record) = self.record() else { return Ok(()) };
         for (name, recorded) in &record.files {
             let path = self.folder.join(name);
-            let Some(found) = report.take(&path, Hash::of_file(&path))? else { continue };
+            let Some(found) = report.damage_as_finding(&path, Hash::of_file(&path))? else { continue };
             report.files += 1;
             if found != *recorded {
                 if self.is_finished() || ![LATEST, BEST].contains(&name.as_str()) {
-                    report.find(&path, format!("the recorded hash is {recorded}, but it has {found}"));
+                    report.add_finding(&path, format!("the recorded hash is {recorded}, but it has {found}"));
                 } else {
                     report.notes.push(format!("{name} changed after the receipt of this unfinished run was written"));
                 }
@@ -124,7 +124,7 @@ impl Whole<'_> {
             if is_partial(&name) || (name.starts_with('.') && name.ends_with(".partial")) {
                 report.notes.push(format!("{name} was left by a crash; `train --resume` removes it"));
             } else if !is_known {
-                report.find(&self.folder.join(&name), "it does not belong to the run");
+                report.add_finding(&self.folder.join(&name), "it does not belong to the run");
             }
         }
         Ok(())
@@ -140,7 +140,7 @@ impl Whole<'_> {
         if let Some(record) = self.record() {
             for name in record.checkpoints.keys().filter(|name| !names.contains(*name)) {
                 if self.is_finished() {
-                    report.find(&self.folder.join(name), "it is missing");
+                    report.add_finding(&self.folder.join(name), "it is missing");
                 } else {
                     report.notes.push(format!("{name} is gone; an unfinished run may have pruned it"));
                 }
@@ -162,17 +162,17 @@ impl Whole<'_> {
             let found = Hash::of_file(&path)?;
             match record.checkpoints.get(name) {
                 Some(recorded) if *recorded != found => {
-                    report.find(&path, format!("the receipt's hash of it is {recorded}, but it has {found}"));
+                    report.add_finding(&path, format!("the receipt's hash of it is {recorded}, but it has {found}"));
                 }
                 Some(_) => (),
                 None if !receipt.made.finished => {
                     report.notes.push(format!("{name} is newer than the receipt of this unfinished run"));
                 }
-                None => report.find(&folder, "the receipt does not name it"),
+                None => report.add_finding(&folder, "the receipt does not name it"),
             }
         }
         let path = folder.join(STATE);
-        let Some(state) = report.take(&path, json::read::<Value>(&path))? else { return Ok(()) };
+        let Some(state) = report.damage_as_finding(&path, json::read::<Value>(&path))? else { return Ok(()) };
         let same = |field: &str, expected: Option<Hash>| {
             expected.is_none_or(|expected| state[field].as_str() == Some(expected.to_string().as_str()))
         };
@@ -180,11 +180,11 @@ impl Whole<'_> {
         let metrics_found = report.findings.iter().any(|finding| finding.path.ends_with(METRICS));
         let (Some(step), Some(chain)) = (step, self.chain) else { return Ok(()) };
         if state["step"].as_u64() != Some(step) {
-            report.find(&path, format!("it has step {}, expected {step}", quoted(&state["step"].to_string())));
+            report.add_finding(&path, format!("it has step {}, expected {step}", quoted(&state["step"].to_string())));
         } else if chain.link(step).is_none() || !same("chain", chain.link(step)) {
-            report.find(&path, format!("its link is not that of update {step} in the chain"));
+            report.add_finding(&path, format!("its link is not that of update {step} in the chain"));
         } else if !metrics_found && !same("metrics", self.lines.map(|lines| lines.digest(step))) {
-            report.find(&path, "its digest of the metrics is not that of their lines");
+            report.add_finding(&path, "its digest of the metrics is not that of their lines");
         }
         Ok(())
     }
@@ -193,13 +193,13 @@ impl Whole<'_> {
         let folder = self.folder.join(FINAL);
         if folder.symlink_metadata().is_err() {
             if self.is_finished() {
-                report.find(&folder, "it is missing");
+                report.add_finding(&folder, "it is missing");
             }
             return Ok(());
         }
         let Some(manifest) = manifest(report, &folder)? else { return Ok(()) };
         let path = folder.join(receipt::NAME);
-        let Some(own) = report.take(&path, Receipt::read(&folder))? else { return Ok(()) };
+        let Some(own) = report.damage_as_finding(&path, Receipt::read(&folder))? else { return Ok(()) };
         let Some(receipt) = self.receipt else { return Ok(()) };
         if !receipt.made.finished {
             report.notes.push("final/ comes from an earlier end of this unfinished run".to_string());
@@ -209,7 +209,7 @@ impl Whole<'_> {
             check_result(report, &folder, &manifest, receipt);
             self.check_final_weights(report, &folder)?;
         } else {
-            report.find(&path, "it is not the receipt of this run");
+            report.add_finding(&path, "it is not the receipt of this run");
         }
         Ok(())
     }
@@ -229,16 +229,17 @@ impl Whole<'_> {
             let stem = if folder.join(ADAPTER).is_file() { "adapter_model" } else { "model" };
             TensorFiles::open_stem(folder, stem)
         };
-        let (Some(saved), Some(last)) =
-            (report.take(&checkpoint, open(&checkpoint))?, report.take(folder, open(folder))?)
-        else {
+        let (Some(saved), Some(last)) = (
+            report.damage_as_finding(&checkpoint, open(&checkpoint))?,
+            report.damage_as_finding(folder, open(folder))?,
+        ) else {
             return Ok(());
         };
         for name in saved.names() {
             // A folder may leave out what another tensor holds, like a tied head.
             let Some((saved, last)) = saved.get(name).ok().zip(last.get(name).ok()) else { continue };
             if saved.dtype == last.dtype && saved.bytes != last.bytes {
-                report.find(folder, format!("{} is not that of {CHECKPOINT}{step}", quoted(name)));
+                report.add_finding(folder, format!("{} is not that of {CHECKPOINT}{step}", quoted(name)));
                 return Ok(());
             }
         }

@@ -12,7 +12,7 @@ use std::path::Path;
 pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Result<(), FileError> {
     for (name, recorded) in receipt.made.base.files.iter().chain(&receipt.made.tokenizer) {
         let path = folder.join(name);
-        let Some(found) = report.take(&path, FileRecord::of(&path))? else { continue };
+        let Some(found) = report.damage_as_finding(&path, FileRecord::of(&path))? else { continue };
         report.files += 1;
         if found == *recorded {
             continue;
@@ -22,11 +22,17 @@ pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Resu
         let differing = if is_weights { differing_tensors(&path, &receipt.made.base.tensors)? } else { Vec::new() };
         match differing.split_first() {
             None => {
-                report.find(&path, format!("the recorded hash is {}, but it has {}", recorded.blake3, found.blake3));
+                report.add_finding(
+                    &path,
+                    format!("the recorded hash is {}, but it has {}", recorded.blake3, found.blake3),
+                );
             }
             Some((first, rest)) => {
                 let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-                report.find(&path, format!("{first} differs from what the run was trained on{more} (of {tensors})"));
+                report.add_finding(
+                    &path,
+                    format!("{first} differs from what the run was trained on{more} (of {tensors})"),
+                );
             }
         }
     }
@@ -37,7 +43,7 @@ pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Resu
 /// is reported by its hash.
 fn differing_tensors(path: &Path, recorded: &BTreeMap<String, Hash>) -> Result<Vec<String>, FileError> {
     let file = match SafeTensors::open(path) {
-        Err(error) if error.exit_code() == 8 => return Ok(Vec::new()),
+        Err(error) if error.is_damage() => return Ok(Vec::new()),
         file => file?,
     };
     let differs = |name: &str, bytes: &[u8]| recorded.get(name) != Some(&Hash::of_bytes(bytes));
@@ -56,7 +62,7 @@ pub fn check_data(report: &mut Report, receipt: &Receipt, path: &Path) -> Result
     }
     let first = |file: &&DataFile| file.first_difference(&found).map_or(u64::MAX, |lines| *lines.start());
     let Some(nearest) = data.iter().max_by_key(first) else {
-        report.find(path, "the receipt names no data");
+        report.add_finding(path, "the receipt names no data");
         return Ok(());
     };
     let lines = nearest.first_difference(&found).unwrap_or(1..=1);
@@ -67,6 +73,6 @@ pub fn check_data(report: &mut Report, receipt: &Receipt, path: &Path) -> Result
     } else {
         format!("; it has {} lines, the run's has {}", found.line_count, nearest.line_count)
     };
-    report.find(path, format!("{place} is not what the run was trained on{counts}"));
+    report.add_finding(path, format!("{place} is not what the run was trained on{counts}"));
     Ok(())
 }

@@ -25,7 +25,7 @@ impl Lines {
 /// Checks the lines up to the last update of the chain.
 pub(super) fn check(report: &mut Report, folder: &Path, chain: &Chain) -> Result<Lines, FileError> {
     let path = folder.join(METRICS);
-    let Some(text) = report.take(&path, json::read_text(&path))? else { return Ok(Lines(Vec::new())) };
+    let Some(text) = report.damage_as_finding(&path, json::read_text(&path))? else { return Ok(Lines(Vec::new())) };
     report.files += 1;
     // A line cut short by a crash is ignored, as it is by a resumed run.
     let (mut digests, mut digest, mut logged) = (Vec::new(), NO_LINES, 0);
@@ -43,7 +43,7 @@ pub(super) fn check(report: &mut Report, folder: &Path, chain: &Chain) -> Result
             }
             Err(what) => {
                 // What follows depends on the line.
-                report.find(&path, format!("line {}: {what}", index + 1));
+                report.add_finding(&path, format!("line {}: {what}", index + 1));
                 break;
             }
         }

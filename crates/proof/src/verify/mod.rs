@@ -40,28 +40,32 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn find(&mut self, path: &Path, what: impl Into<String>) {
+    pub(crate) fn add_finding(&mut self, path: &Path, what: impl Into<String>) {
         self.findings.push(Finding { path: path.to_path_buf(), what: what.into() });
     }
 
-    /// Takes a failure to read: damage is a finding, anything else stops.
-    pub(crate) fn take<T>(&mut self, path: &Path, result: Result<T, FileError>) -> Result<Option<T>, FileError> {
+    /// What was read, or None if it is damaged, which is a finding. Any other failure stops.
+    pub(crate) fn damage_as_finding<T>(
+        &mut self,
+        path: &Path,
+        result: Result<T, FileError>,
+    ) -> Result<Option<T>, FileError> {
         match result {
             Ok(value) => Ok(Some(value)),
             Err(FileError::Missing { .. }) => {
-                self.find(path, "it is missing");
+                self.add_finding(path, "it is missing");
                 Ok(None)
             }
             Err(FileError::Malformed { path, what }) => {
-                self.find(&path, format!("it is malformed: {what}"));
+                self.add_finding(&path, format!("it is malformed: {what}"));
                 Ok(None)
             }
             Err(FileError::Altered { path, what }) => {
-                self.find(&path, what);
+                self.add_finding(&path, what);
                 Ok(None)
             }
-            Err(error) if error.exit_code() == 8 => {
-                self.find(path, error.to_string());
+            Err(error) if error.is_damage() => {
+                self.add_finding(path, error.to_string());
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -95,7 +99,7 @@ fn final_folder(path: &Path) -> Result<Report, FileError> {
     }
     report.kind = "final";
     let read = Receipt::read(path);
-    let Some(receipt) = report.take(&path.join(receipt::NAME), read)? else { return Ok(report) };
+    let Some(receipt) = report.damage_as_finding(&path.join(receipt::NAME), read)? else { return Ok(report) };
     check_result(&mut report, path, &manifest, &receipt);
     report.updates = receipt.made.updates;
     report.receipt = Some(receipt);
@@ -105,28 +109,28 @@ fn final_folder(path: &Path) -> Result<Report, FileError> {
 /// The manifest of a folder, if it is intact. Every file that differs from it is a finding.
 pub(crate) fn manifest(report: &mut Report, folder: &Path) -> Result<Option<Manifest>, FileError> {
     let path = folder.join(Manifest::NAME);
-    let Some(manifest) = report.take(&path, Manifest::read(folder))? else { return Ok(None) };
+    let Some(manifest) = report.damage_as_finding(&path, Manifest::read(folder))? else { return Ok(None) };
     let present: BTreeSet<String> = manifest.files.keys().cloned().chain(Manifest::present(folder)?).collect();
     for name in present {
         let path = folder.join(&name);
         let Some(record) = manifest.files.get(&name) else {
-            report.find(&path, "it is not in the manifest");
+            report.add_finding(&path, "it is not in the manifest");
             continue;
         };
         let Some(size) = size(&path)? else {
-            report.find(&path, "it is missing");
+            report.add_finding(&path, "it is missing");
             continue;
         };
         if size != record.size {
-            report.find(&path, format!("{} bytes are recorded, but it has {size}", record.size));
+            report.add_finding(&path, format!("{} bytes are recorded, but it has {size}", record.size));
             continue;
         }
         report.files += 1;
         let found = crate::Hash::of_file(&path);
-        if let Some(found) = report.take(&path, found)?
+        if let Some(found) = report.damage_as_finding(&path, found)?
             && found != record.blake3
         {
-            report.find(&path, format!("the recorded hash is {}, but it has {found}", record.blake3));
+            report.add_finding(&path, format!("the recorded hash is {}, but it has {found}", record.blake3));
         }
     }
     Ok(Some(manifest))
@@ -144,14 +148,14 @@ fn size(path: &Path) -> Result<Option<u64>, FileError> {
 /// The files of a final folder are those that the receipt names.
 fn check_result(report: &mut Report, folder: &Path, manifest: &Manifest, receipt: &Receipt) {
     let Some(result) = &receipt.result else {
-        report.find(&folder.join(receipt::NAME), "it names no files of the final folder");
+        report.add_finding(&folder.join(receipt::NAME), "it names no files of the final folder");
         return;
     };
     let recorded = result.iter().map(|(name, record)| (name, Some(record)));
     let names: BTreeSet<&String> = recorded.map(|(name, _)| name).chain(manifest.files.keys()).collect();
     for name in names.into_iter().filter(|name| *name != receipt::NAME) {
         if result.get(name) != manifest.files.get(name) {
-            report.find(&folder.join(name), "the manifest and the receipt record different contents of it");
+            report.add_finding(&folder.join(name), "the manifest and the receipt record different contents of it");
         }
     }
 }
