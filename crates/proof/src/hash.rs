@@ -197,8 +197,7 @@ impl Manifest {
             Err(FileError::Missing { .. }) => Ok(None),
             manifest => {
                 let manifest = manifest?;
-                manifest.verify_names(folder, manifest.files.keys().map(String::as_str).collect())?;
-                manifest.verify_content(folder)?;
+                manifest.verify_files(folder, &manifest.files.keys().cloned().collect())?;
                 Ok(Some(manifest))
             }
         }
@@ -223,9 +222,23 @@ impl Manifest {
     /// Compares a folder with this manifest. The error names the first file, by name, that is
     /// missing, extra or of a different size; otherwise the first whose content differs.
     pub fn verify(&self, folder: &Path) -> Result<(), FileError> {
-        let present = Self::present(folder)?;
-        self.verify_names(folder, self.files.keys().chain(&present).map(String::as_str).collect())?;
-        self.verify_content(folder)
+        self.verify_files(folder, &self.listed_or_present(folder)?)
+    }
+
+    /// Names and sizes of all files come before the content of any.
+    fn verify_files(&self, folder: &Path, names: &BTreeSet<String>) -> Result<(), FileError> {
+        let altered = |name: &str, what: String| Err(FileError::Altered { path: folder.join(name), what });
+        for name in names {
+            if let Some(what) = self.wrong_size(folder, name)? {
+                return altered(name, what);
+            }
+        }
+        for name in names {
+            if let Some(what) = self.wrong_content(folder, name)? {
+                return altered(name, what);
+            }
+        }
+        Ok(())
     }
 
     /// Whether a folder holds anything that this manifest does not list.
@@ -233,40 +246,34 @@ impl Manifest {
         Ok(Self::present(folder)?.iter().any(|name| !self.files.contains_key(name)))
     }
 
-    /// Whether these are listed, present, and of the recorded size.
-    fn verify_names(&self, folder: &Path, names: BTreeSet<&str>) -> Result<(), FileError> {
-        let altered = |name: &str, what: String| Err(FileError::Altered { path: folder.join(name), what });
-        for name in names {
-            let Some(record) = self.files.get(name) else {
-                return altered(name, "it is not in the manifest".to_string());
-            };
-            let path = folder.join(name);
-            let found = match std::fs::metadata(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    return altered(name, "it is missing".to_string());
-                }
-                found => found.map_err(|error| FileError::from_io("read", &path, error))?,
-            };
-            if found.len() != record.size || !found.is_file() {
-                return altered(name, format!("{} bytes are recorded, but it has {}", record.size, found.len()));
+    /// What is wrong with a file before it is read: it is not listed, is missing, or has another
+    /// size.
+    pub(crate) fn wrong_size(&self, folder: &Path, name: &str) -> Result<Option<String>, FileError> {
+        let Some(record) = self.files.get(name) else { return Ok(Some("it is not in the manifest".to_string())) };
+        Ok(match regular::if_there(regular::open(&folder.join(name))) {
+            Ok(None) => Some("it is missing".to_string()),
+            Ok(Some((_, size))) => {
+                (size != record.size).then(|| format!("{} bytes are recorded, but it has {size}", record.size))
             }
-        }
-        Ok(())
+            Err(FileError::NotRegular { found, .. }) => Some(format!("it is {found}, not a regular file")),
+            Err(error) => return Err(error),
+        })
     }
 
-    fn verify_content(&self, folder: &Path) -> Result<(), FileError> {
-        let altered = |name: &str, what: String| Err(FileError::Altered { path: folder.join(name), what });
-        for (name, record) in &self.files {
-            let found = Hash::of_file(&folder.join(name))?;
-            if found != record.blake3 {
-                return altered(name, format!("the recorded hash is {}, but it has {found}", record.blake3));
-            }
-        }
-        Ok(())
+    /// What is wrong with the content of a listed file.
+    pub(crate) fn wrong_content(&self, folder: &Path, name: &str) -> Result<Option<String>, FileError> {
+        let Some(record) = self.files.get(name) else { return Ok(None) };
+        let found = Hash::of_file(&folder.join(name))?;
+        Ok((found != record.blake3).then(|| format!("the recorded hash is {}, but it has {found}", record.blake3)))
+    }
+
+    /// The names of all files that are recorded or there.
+    pub(crate) fn listed_or_present(&self, folder: &Path) -> Result<BTreeSet<String>, FileError> {
+        Ok(self.files.keys().cloned().chain(Self::present(folder)?).collect())
     }
 
     /// The contents of a folder, except the manifest and what a crash left behind.
-    pub(crate) fn present(folder: &Path) -> Result<BTreeSet<String>, FileError> {
+    fn present(folder: &Path) -> Result<BTreeSet<String>, FileError> {
         let failed = |error| FileError::from_io("read", folder, error);
         let mut present = BTreeSet::new();
         for entry in std::fs::read_dir(folder).map_err(failed)? {

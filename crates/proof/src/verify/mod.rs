@@ -14,7 +14,6 @@ use crate::error::FileError;
 use crate::hash::Manifest;
 use crate::layout::METRICS;
 use crate::receipt::{self, Receipt};
-use crate::regular;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -110,39 +109,19 @@ fn final_folder(path: &Path) -> Result<Report, FileError> {
 pub(crate) fn manifest(report: &mut Report, folder: &Path) -> Result<Option<Manifest>, FileError> {
     let path = folder.join(Manifest::NAME);
     let Some(manifest) = report.damage_as_finding(&path, Manifest::read(folder))? else { return Ok(None) };
-    let present: BTreeSet<String> = manifest.files.keys().cloned().chain(Manifest::present(folder)?).collect();
-    for name in present {
+    for name in manifest.listed_or_present(folder)? {
         let path = folder.join(&name);
-        let Some(record) = manifest.files.get(&name) else {
-            report.add_finding(&path, "it is not in the manifest");
-            continue;
-        };
-        let Some(size) = size(&path)? else {
-            report.add_finding(&path, "it is missing");
-            continue;
-        };
-        if size != record.size {
-            report.add_finding(&path, format!("{} bytes are recorded, but it has {size}", record.size));
+        if let Some(what) = manifest.wrong_size(folder, &name)? {
+            report.add_finding(&path, what);
             continue;
         }
         report.files += 1;
-        let found = crate::Hash::of_file(&path);
-        if let Some(found) = report.damage_as_finding(&path, found)?
-            && found != record.blake3
-        {
-            report.add_finding(&path, format!("the recorded hash is {}, but it has {found}", record.blake3));
+        let wrong = manifest.wrong_content(folder, &name);
+        if let Some(what) = report.damage_as_finding(&path, wrong)?.flatten() {
+            report.add_finding(&path, what);
         }
     }
     Ok(Some(manifest))
-}
-
-/// Bytes of a regular file; None if it is missing.
-fn size(path: &Path) -> Result<Option<u64>, FileError> {
-    match regular::if_there(regular::open(path)) {
-        Ok(found) => Ok(found.map(|(_, size)| size)),
-        Err(FileError::NotRegular { .. }) => Ok(Some(u64::MAX)),
-        Err(error) => Err(error),
-    }
 }
 
 /// The files of a final folder are those that the receipt names.
@@ -151,8 +130,7 @@ fn check_result(report: &mut Report, folder: &Path, manifest: &Manifest, receipt
         report.add_finding(&folder.join(receipt::NAME), "it names no files of the final folder");
         return;
     };
-    let recorded = result.iter().map(|(name, record)| (name, Some(record)));
-    let names: BTreeSet<&String> = recorded.map(|(name, _)| name).chain(manifest.files.keys()).collect();
+    let names: BTreeSet<&String> = result.keys().chain(manifest.files.keys()).collect();
     for name in names.into_iter().filter(|name| *name != receipt::NAME) {
         if result.get(name) != manifest.files.get(name) {
             report.add_finding(&folder.join(name), "the manifest and the receipt record different contents of it");
