@@ -2,10 +2,10 @@
 //! weights or, until it has any, for its latest checkpoint.
 
 use crate::Failure;
-use crate::failure::failed;
 use crate::stderr::tell;
 use isobit_training::checkpoint::{self, ADAPTER, ADAPTER_CONFIG, FINAL, Latest, MODEL};
 use isobit_training::data_record;
+use isobit_training::prepare::RunError;
 use std::path::{Path, PathBuf};
 
 /// The folder that holds `adapter_config.json`. An unrecognised folder is returned as it is:
@@ -28,7 +28,7 @@ pub(crate) fn located(folder: &Path) -> Result<PathBuf, Failure> {
             return Err(Failure::usage(message, format!("pass it with `--model {}`", whole.display())));
         }
     }
-    let latest = checkpoint::latest(folder).map_err(|error| failed(&error.into()))?;
+    let latest = checkpoint::latest(folder).map_err(RunError::from)?;
     if let Latest::At(step) = latest
         && let latest = checkpoint::folder_of(folder, step)
         && holds_adapter(&latest)

@@ -2,7 +2,6 @@
 
 use crate::Failure;
 use crate::backend::{Chosen, HINT, open_cpu};
-use crate::failure::failed;
 use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Gpu, Path};
 use isobit_models::build_whole;
@@ -41,7 +40,7 @@ pub(crate) fn auditor(
             boxed(gpu, prepared)
         }
     };
-    Ok(Some(Audit { every, auditor: auditor.map_err(|error| failed(&error))? }))
+    Ok(Some(Audit { every, auditor: auditor? }))
 }
 
 /// The CPU, with other threads than the run's if it computes there.

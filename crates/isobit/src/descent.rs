@@ -5,7 +5,6 @@ use crate::Failure;
 use crate::audit;
 use crate::backend::{Chosen, Job, on_device};
 use crate::diff::coordinates;
-use crate::failure::failed;
 use crate::replay::Subject;
 use crate::watcher::Watcher;
 use isobit_autograd::Offload;
@@ -111,7 +110,7 @@ pub(crate) fn traced(
     steps: RangeInclusive<u64>,
     watch: &mut dyn FnMut(Event),
 ) -> Result<(Replayed, Vec<Digest>), Failure> {
-    on.run(Tracing { subject, steps, watch })?.map_err(|error| failed(&error))
+    on.run(Tracing { subject, steps, watch })?.map_err(Failure::from)
 }
 
 struct Tracing<'a> {
@@ -196,14 +195,13 @@ pub(crate) struct Descent {
 
 /// Executes an update on two devices, each twice, and compares op by op.
 pub(crate) fn descend(subject: &Subject, step: u64, on: [On; 2]) -> Result<Descent, Failure> {
-    let failed = |error: RunError| failed(&error);
-    let (before, first) = on[0].run(First { subject, step })?.map_err(failed)?;
-    let (second, theirs) = on[1].run(Second { subject, before: &before, first: &first[0] })?.map_err(failed)?;
+    let (before, first) = on[0].run(First { subject, step })??;
+    let (second, theirs) = on[1].run(Second { subject, before: &before, first: &first[0] })??;
     let pair = Pair { first, second };
     let parting = pair.parting();
     let mut element = None;
     if let (Some(Parting::Written(call)), Some(theirs)) = (parting, theirs) {
-        let ours = on[0].run(Fetching { subject, before: &before, call })?.map_err(failed)?;
+        let ours = on[0].run(Fetching { subject, before: &before, call })??;
         element = ours.and_then(|ours| first_element(&ours, &theirs));
     }
     let recorded = &subject.chain.updates[step as usize - 1];

@@ -48,11 +48,10 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let [Some(a), Some(b)] = [&arguments.a, &arguments.b].map(|path| as_receipt(path)) {
-        let (a, b) = (a.map_err(|error| failure(&error))?, b.map_err(|error| failure(&error))?);
+        let (a, b) = (a?, b?);
         return of_receipts(arguments, &a, &b);
     }
-    let difference = difference::compare(&arguments.a, &arguments.b, usize::from(arguments.threads))
-        .map_err(|error| failure(&error))?;
+    let difference = difference::compare(&arguments.a, &arguments.b, usize::from(arguments.threads))?;
     let config = if difference.run.is_some() { differing_keys(&arguments.a, &arguments.b) } else { Vec::new() };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let printed = if arguments.json {
@@ -106,10 +105,6 @@ fn kind(kind: &str) -> &str {
         "model" => "a model",
         other => other,
     }
-}
-
-pub(crate) fn failure(error: &FileError) -> Failure {
-    Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint().map(str::to_string) }
 }
 
 pub(crate) fn print_text(

@@ -2,7 +2,6 @@
 //! and the next command to type.
 
 use crate::Failure;
-use crate::failure::failed;
 use crate::progress::Console;
 use crate::stderr::tell;
 use crate::units::{size, time};
@@ -48,7 +47,7 @@ pub(crate) fn finished(
     quiet: bool,
 ) -> Result<(), Failure> {
     let run = &prepared.run;
-    let ending = ending(prepared, console, step, early).map_err(|error| failed(&error))?;
+    let ending = ending(prepared, console, step, early)?;
     let ending = Ending { ranks, ..ending };
     console.event(event(run, &ending));
     if let Some(warning) = warning(&ending) {

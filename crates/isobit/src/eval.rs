@@ -3,7 +3,6 @@
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, Opening, on_device};
-use crate::failure::failed;
 use crate::model;
 use crate::split::Split;
 use crate::stderr::tell;
@@ -85,7 +84,7 @@ impl Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let run = match &arguments.config {
-        Some(path) => Some(config::read(path, &[]).map_err(|error| failed(&error.into()))?.run),
+        Some(path) => Some(config::read(path, &[]).map_err(RunError::from)?.run),
         None => None,
     };
     let folder = arguments.model.as_ref().or(run.as_ref().map(|run| &run.base_model));
@@ -140,7 +139,7 @@ fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<R
         Some(run) if arguments.data.is_empty() && !matches!(run.eval.rows, EvalRows::File(_)) => {
             held_out(arguments, folder, run)
         }
-        _ => of_files(arguments, folder, run).map_err(|error| failed(&error)),
+        _ => of_files(arguments, folder, run).map_err(Failure::from),
     }
 }
 
@@ -155,9 +154,9 @@ fn held_out(arguments: &Arguments, folder: &Path, run: &Run) -> Result<Vec<Row>,
         let hint = "name files with `--data`, or leave out the arguments that change how data are read";
         return Err(Failure::usage("which rows a run holds out depends on how it reads its data", hint));
     }
-    let model = model_config(folder).map_err(|error| failed(&error))?;
+    let model = model_config(folder)?;
     let run = Run { base_model: folder.to_path_buf(), ..run.clone() };
-    prepare::rows(&run, &model).map(|rows| rows.eval).map_err(|error| failed(&error))
+    prepare::rows(&run, &model).map(|rows| rows.eval).map_err(Failure::from)
 }
 
 fn of_files(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<Row>, RunError> {
@@ -211,7 +210,7 @@ impl Evaluating<'_> {
     fn evaluate(&self, engine: &impl Engine) -> Result<Evaluation, Failure> {
         let rows: Vec<&Row> = self.rows.iter().collect();
         let evaluation = engine.evaluate(&rows, self.model.profile()?, self.arguments.micro_batch_size as usize);
-        evaluation.map_err(|error| failed(&error.into()))
+        evaluation.map_err(|error| RunError::from(error).into())
     }
 
     /// With the layers divided among devices, or their weights on the host.

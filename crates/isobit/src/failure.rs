@@ -4,6 +4,7 @@ use crate::stderr::tell;
 use crate::units::size;
 use isobit_kernels::buffer::OutOfMemory;
 use isobit_kernels::gpu::OverLimit;
+use isobit_proof::FileError;
 use isobit_training::prepare::RunError;
 use std::any::Any;
 use std::io::Write;
@@ -29,7 +30,7 @@ impl Failure {
     /// the same, so that no event follows.
     pub(crate) fn told(self) -> Self {
         self.tell();
-        Self { code: self.code, message: String::new(), hint: None }
+        Self::printed(self.code)
     }
 
     pub(crate) fn tell(&self) {
@@ -50,9 +51,14 @@ impl Failure {
         let _ = writeln!(std::io::stdout().lock(), "{event}");
     }
 
-    /// A difference was found and printed: an exit code without a message.
+    /// What was printed says it all: an exit code without a message.
+    pub(crate) fn printed(code: u8) -> Self {
+        Self { code, message: String::new(), hint: None }
+    }
+
+    /// A difference was found and printed.
     pub(crate) fn difference() -> Self {
-        Self { code: 1, message: String::new(), hint: None }
+        Self::printed(1)
     }
 
     /// A reader that closed the pipe early is not worth a message: other tools die of the signal,
@@ -60,7 +66,7 @@ impl Failure {
     /// training run.
     pub(crate) fn output(error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            return Self { code: 141, message: String::new(), hint: None };
+            return Self::printed(141);
         }
         Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
     }
@@ -92,6 +98,21 @@ impl Failure {
 }
 
 /// The failure of a run, a plan or an evaluation.
-pub(crate) fn failed(error: &RunError) -> Failure {
-    Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint() }
+impl From<&RunError> for Failure {
+    fn from(error: &RunError) -> Self {
+        Self { code: error.exit_code(), message: error.to_string(), hint: error.hint() }
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        Self::from(&error)
+    }
+}
+
+/// The failure to read or write a file outside of a run.
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Self {
+        Self { code: error.exit_code(), message: error.to_string(), hint: error.hint().map(str::to_string) }
+    }
 }

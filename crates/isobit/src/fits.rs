@@ -4,7 +4,6 @@
 use crate::Failure;
 use crate::advice::{self, Advice};
 use crate::backend::{Chosen, open_cpu};
-use crate::failure::failed;
 use crate::memory_limits;
 use crate::overhead;
 use crate::units::size;
@@ -218,7 +217,7 @@ pub(crate) fn with_way_out(refusal: Failure) -> Failure {
 pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<MemoryFit, Failure> {
     memory_limits::check(&given.memories, 1)?;
     let device = planned(&[Chosen::of(run)?], 0, given, ranks)?;
-    let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
+    let model = model_config(&run.base_model)?;
     let together = evaluated(run).max(run.training.micro_batch_size as usize) as u64;
     let tokens = together * u64::from(run.training.max_seq_length);
     let least = least_bytes(&model, u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length));
@@ -235,7 +234,7 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
     let (plan, host, overhead) = match kind {
         PlannedDevice::Cpu { threads } => {
             let cpu = open_cpu(threads, Path::best())?;
-            let plan = worst_case(run, &model, cpu, Offload::NONE, ranks).map_err(|error| failed(&error))?;
+            let plan = worst_case(run, &model, cpu, Offload::NONE, ranks)?;
             let overhead = overhead::of_process(run, model.vocabulary, threads, plan.bytes_on_host() as u64);
             if given.memories.is_empty() {
                 let needed = (plan.bytes_on_host() + plan.bytes_ranks) as u64 + overhead;
@@ -247,7 +246,7 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
         PlannedDevice::Gpu { selector, architectures } => {
             let absent = architectures.into_iter().map(|known| Gpu::absent(selector, known));
             let plans = absent.map(|gpu| worst_case(run, &model, gpu, run.offload, ranks));
-            let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>().map_err(|error| failed(&error))?;
+            let plans: Vec<MemoryPlan> = plans.collect::<Result<_, RunError>>()?;
             let largest = plans.into_iter().max_by_key(MemoryPlan::bytes_on_device);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
             let host = HostFit::of(&plan, run, run.offload, ranks, is_here);

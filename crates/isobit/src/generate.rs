@@ -3,7 +3,6 @@
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
-use crate::failure::failed;
 use crate::stderr::tell;
 use crate::{adapter, input, model};
 use isobit_kernels::Backend;
@@ -138,7 +137,7 @@ pub(crate) fn continued<B: Backend>(
     let mut added = Vec::new();
     let room = built.model.positions.min(texts.max_positions);
     while added.len() < most as usize && session.length() + next.len() <= room {
-        let logits = session.extend(&next).map_err(|error| failed(&RunError::Step(error.into())))?;
+        let logits = session.extend(&next).map_err(|error| RunError::Step(error.into()))?;
         if let Some(value) = logits.iter().find(|value| !value.is_finite()) {
             let message = format!("a logit after {} tokens is {value}", session.length());
             let hint = "the weights are damaged or too large for this model: check where they come from";
@@ -207,7 +206,7 @@ pub(crate) fn open(model: &model::Arguments, sampling: &SamplingArguments) -> Re
     let device = model.options.device.as_deref().unwrap_or("cpu");
     let chosen = Chosen::parse(device, model.options.threads.unwrap_or(0))?;
     sampling.rule()?;
-    Ok((chosen, Texts::open(model).map_err(|error| failed(&error))?))
+    Ok((chosen, Texts::open(model)?))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {

@@ -2,7 +2,6 @@
 //! training would, so problems show up here; the comments come from the table of keys.
 
 use crate::Failure;
-use crate::failure::failed;
 use crate::fits;
 use crate::model;
 use crate::stderr::tell;
@@ -70,10 +69,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             hint: Some("create the folder, or choose another name with `-o`".to_string()),
         });
     }
-    let (config, report) = looked_at(arguments).map_err(|error| failed(&error))?;
+    let (config, report) = looked_at(arguments)?;
     let split = fastest(arguments.memory, |split| written(arguments, &config, &report, split))?;
     let text = written(arguments, &config, &report, &split);
-    write_atomically(output, text.as_bytes()).map_err(|error| failed(&error.into()))?;
+    write_atomically(output, text.as_bytes()).map_err(RunError::from)?;
     let name = output.display();
     tell(&format!("{}\n{}\nwrote {name}: `isobit train {name}` runs it", found(&report), split.why));
     Ok(())
@@ -94,7 +93,7 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
     for (micro_batch_size, recomputation) in candidates {
         let mut split = Split { micro_batch_size, recomputation, why: String::new() };
         let settled = config::parse("the config", &written(&split), &[]);
-        let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
+        let run = settled.map_err(RunError::Config)?.run;
         let fit = fits::memory_fit(&run, &fits::Given::memory(memory), fits::Ranks::ALONE)?;
         let needed = size(fit.needed);
         let rows = format!(

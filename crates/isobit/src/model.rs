@@ -3,7 +3,6 @@
 
 use crate::Failure;
 use crate::adapter;
-use crate::failure::failed;
 use crate::stderr::tell;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
@@ -106,7 +105,7 @@ impl Arguments {
 
     /// The same where `option` gives the model.
     pub(crate) fn misfit_as(&self, option: &str, error: &RunError, adapter: Option<&Path>) -> Failure {
-        let mut failure = failed(error);
+        let mut failure = Failure::from(error);
         if let Some(adapter) = adapter.filter(|_| is_misfit(error)) {
             failure.hint = self.bases(adapter, option).or(failure.hint);
         }

@@ -4,7 +4,6 @@
 use crate::Failure;
 use crate::advice::{self, Shown};
 use crate::disk::DiskFit;
-use crate::failure::failed;
 use crate::fits::{Available, Given, HostFit, MemoryFit, Ranks, memory_fit, weights};
 use crate::model;
 use crate::split::{SplitFit, layers, split_fit};
@@ -159,7 +158,7 @@ fn plans(arguments: &Arguments) -> Result<Vec<RankPlan>, Failure> {
 fn read(arguments: &Arguments, device: Option<(&str, Option<&str>)>) -> Result<Run, Failure> {
     let mut overrides = arguments.overrides.clone();
     overrides.extend(device.iter().map(|(device, _)| format!("device={device}")));
-    let settled = config::read(&arguments.config, &overrides).map_err(|error| failed(&RunError::Config(error)))?;
+    let settled = config::read(&arguments.config, &overrides).map_err(RunError::Config)?;
     match device {
         None => tell_notes(&settled.notes, None),
         Some((device, Some(typed))) => tell_notes(&settled.notes, Some((device, typed))),
@@ -229,8 +228,8 @@ fn tell_disk(disk: &DiskFit) {
 
 /// Warns about model tensors that a run would not use.
 fn tell_unused(run: &Run) -> Result<(), Failure> {
-    let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
-    match weights(run, &model).map_err(|error| failed(&error))? {
+    let model = model_config(&run.base_model)?;
+    match weights(run, &model)? {
         Some(weights) => weights.unused_note().iter().for_each(|note| tell(&format!("warning: {note}"))),
         None => tell(&format!(
             "note: {} holds no weights: planned from its config, with two bytes for a number that is not quantised",

@@ -2,7 +2,6 @@
 //! statement about it that others can check.
 
 use crate::Failure;
-use crate::diff::failure;
 use crate::replay::{self, How, Subject};
 use crate::stderr::tell;
 use isobit_proof::receipt::Receipt;
@@ -10,6 +9,7 @@ use isobit_proof::statement::{self, Challenge, Envelope, PrivateKey, Reexecution
 use isobit_proof::verify;
 use isobit_training::checkpoint::{self, FINAL};
 use isobit_training::config::Every;
+use isobit_training::prepare::RunError;
 use isobit_training::replay::{Event, Replayed};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -50,8 +50,8 @@ fn hex(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let key = arguments.key.as_deref().map(PrivateKey::read).transpose().map_err(|error| failure(&error))?;
-    let report = verify::verify(&arguments.run).map_err(|error| failure(&error))?;
+    let key = arguments.key.as_deref().map(PrivateKey::read).transpose()?;
+    let report = verify::verify(&arguments.run)?;
     if let Some(finding) = report.findings.first() {
         let message = format!("{}: {}", finding.path.display(), finding.what);
         let hint = "`isobit verify` lists everything that is not as recorded".to_string();
@@ -74,9 +74,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     let folder = arguments.run.join(FINAL);
-    let payload = statement::statement(&receipt, &folder, &done).map_err(|error| failure(&error))?;
+    let payload = statement::statement(&receipt, &folder, &done)?;
     let path = arguments.output.clone().unwrap_or_else(|| arguments.run.join(statement::NAME));
-    Envelope::new(&payload, key.as_ref()).write(&path).map_err(|error| failure(&error))?;
+    Envelope::new(&payload, key.as_ref()).write(&path)?;
     print(arguments, &proved_object(&receipt, &done, &path), &text(&receipt, &done, &path, key.as_ref()))
 }
 
@@ -103,7 +103,7 @@ type Reexecuted = Result<Reexecution, (Replayed, RangeInclusive<u64>)>;
 /// Replays what is to be replayed; a difference ends it.
 fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Result<Reexecuted, Failure> {
     let (run, updates) = (&subject.prepared.run, receipt.made.updates);
-    let saved = checkpoint::steps(&arguments.run).map_err(|error| crate::failure::failed(&error.into()))?;
+    let saved = checkpoint::steps(&arguments.run).map_err(RunError::from)?;
     let every = match run.training.save {
         Every::Never => updates,
         Every::Steps(steps) => steps,

@@ -3,7 +3,6 @@
 
 use crate::Failure;
 use crate::backend::{self, cores};
-use crate::failure::failed;
 use isobit_kernels::gpu::Api;
 use isobit_training::config::{Device, Run};
 use isobit_training::prepare::RunError;
@@ -92,9 +91,9 @@ pub(crate) fn said(error: &RunError, team: &Team<'_>) -> Failure {
             Failure { code, message: what, hint }
         }
         RunError::Rank(RankError::Aborted { code }) => {
-            return Failure { code: *code, message: String::new(), hint: None };
+            return Failure::printed(*code);
         }
-        other => failed(other),
+        other => Failure::from(other),
     };
     // What rank 0 says is said for all.
     if team.is_first() {

@@ -4,8 +4,7 @@
 use crate::Failure;
 use crate::backend::{Job, Opening, on_device};
 use crate::descent::{self, Against, Looked, On, descend};
-use crate::diff::{coordinates, failure};
-use crate::failure::failed;
+use crate::diff::coordinates;
 use crate::fits::Ranks;
 use crate::model;
 use crate::stderr::tell;
@@ -103,15 +102,15 @@ impl Subject {
     /// Reads the record and the inputs of a run. Inputs that are not those of the run are listed as
     /// differences.
     pub(crate) fn open(folder: &std::path::Path, how: &How) -> Result<(Self, Vec<String>), Failure> {
-        let chain = Chain::read(folder).map_err(|error| failure(&error))?;
-        let receipt = isobit_proof::regular::if_there(Receipt::read(folder)).map_err(|error| failure(&error))?;
+        let chain = Chain::read(folder)?;
+        let receipt = isobit_proof::regular::if_there(Receipt::read(folder))?;
         let run = how.resolved(folder)?;
         // Nothing is generated again.
         let planned = Run { generate_prompts: Vec::new(), ..run.clone() };
         let (devices, _) = Devices::of(&planned, &[], true, Ranks { here: 1, all: 1 })?;
         let threads = crate::backend::Chosen::host_threads(run.threads as usize)?;
-        let prepared = prepare(run).map_err(|error| failed(&error))?;
-        let explained = replay::explain(&prepared, &chain, receipt.as_ref()).map_err(|error| failed(&error))?;
+        let prepared = prepare(run)?;
+        let explained = replay::explain(&prepared, &chain, receipt.as_ref())?;
         Ok((Self { prepared, chain, devices, threads }, explained))
     }
 
@@ -149,7 +148,7 @@ impl Subject {
                 })
             }
         };
-        replayed.map_err(|error| failed(&error))
+        replayed.map_err(Failure::from)
     }
 }
 
@@ -164,7 +163,7 @@ impl How {
             overrides.push(format!("training.gradient_accumulation_steps={count}"));
         }
         let settled = config::read(&folder.join(RESOLVED), &overrides);
-        let mut run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
+        let mut run = settled.map_err(RunError::Config)?.run;
         run.output_dir = folder.to_path_buf();
         run.base_model = model::located(self.model.as_ref().unwrap_or(&run.base_model));
         if !self.data.is_empty() {

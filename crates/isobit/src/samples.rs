@@ -74,11 +74,7 @@ fn put(run: &Run, samples: Vec<Sample>) -> Result<(), Failure> {
     let file = File { schema: SCHEMA.to_string(), samples };
     let text = serde_json::to_string_pretty(&file).expect("texts can be written as JSON");
     let path = run.output_dir.join(NAME);
-    write_atomically(&path, text.as_bytes()).map_err(|error| Failure {
-        code: error.exit_code(),
-        message: error.to_string(),
-        hint: None,
-    })
+    Ok(write_atomically(&path, text.as_bytes())?)
 }
 
 fn made(run: &Run) -> Result<Vec<Sample>, Failure> {
@@ -131,7 +127,7 @@ impl Job for Continuing<'_> {
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let Self { run, model } = self;
-        let texts = Texts::open(model).map_err(|error| crate::failure::failed(&error))?;
+        let texts = Texts::open(model)?;
         let prompts = run.generate_prompts.iter().map(|prompt| texts.tokens(prompt, true));
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + run.generate_tokens as usize;

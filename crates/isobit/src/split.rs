@@ -4,7 +4,6 @@
 use crate::Failure;
 use crate::advice::{self, Advice};
 use crate::backend::{Chosen, Opening, open_cpu};
-use crate::failure::failed;
 use crate::fits::{self, Available, Given, Planned, PlannedDevice, Ranks};
 use crate::memory_limits;
 use crate::overhead;
@@ -36,7 +35,7 @@ impl Split {
 
     /// For a run that is not planned.
     pub(crate) fn unplanned(run: &Run) -> Result<Self, Failure> {
-        let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
+        let model = model_config(&run.base_model)?;
         Self::new(Chosen::all_of(run)?, &run.device_layers, &model)
     }
 
@@ -191,10 +190,10 @@ pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitF
     let planned = planned.collect::<Result<Vec<_>, _>>()?;
     // Numbers for each entry of one device add up; one number is said of it once.
     let adds_up = given.memories.len() > 1;
-    let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
+    let model = model_config(&run.base_model)?;
     let counts = counts(&run.device_layers, devices.len(), &model)?;
     let checked = check_positions(run, &model).and_then(|()| targets::check(&model, &trained(run)));
-    checked.map_err(|error| failed(&error))?;
+    checked?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
     if tokens > TOKENS_MAX {
         let message = format!("a micro-batch of {tokens} tokens fits no device");
@@ -205,7 +204,7 @@ pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitF
         let mut plans = Plans { run, model: &model, source, planned: &planned, adds_up, ranks, known };
         plans.settled(counts, run.device_layers.is_empty(), tokens)
     });
-    let (counts, stages, pools) = fit.map_err(|error| failed(&error))?;
+    let (counts, stages, pools) = fit?;
     let parts = Part::divide(&model, &counts);
     let bytes_transfer = transfer(run, &model, tokens, devices.len());
     let is_estimate = planned.iter().any(|device| device.is_estimate);

@@ -6,7 +6,6 @@ use crate::audit;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::disk::DiskFit;
 use crate::ending;
-use crate::failure::failed;
 use crate::fits::{self, Given, Ranks};
 use crate::memory_limits;
 use crate::model;
@@ -147,7 +146,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     overrides.extend(arguments.device.iter().map(|device| format!("device={device}")));
     overrides.extend(arguments.threads.iter().map(|threads| format!("threads={threads}")));
     let settled = config::read(&arguments.config, &overrides);
-    let Settled { mut run, notes } = settled.map_err(|error| failed(&RunError::Config(error)))?;
+    let Settled { mut run, notes } = settled.map_err(RunError::Config)?;
     run.base_model = model::located(&run.base_model);
     if !quiet {
         tell_notes(&notes, arguments.device.as_deref().map(|device| (device, device)));
@@ -168,7 +167,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let ranks = Ranks { here: world.neighbours().count, all: world.size() };
     let (devices, trained) = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks)?;
     let disk = trained.filter(|_| world.rank() == 0).map(|trained| DiskFit::of(&run, trained, true));
-    let prepared = prepare(run).map_err(|error| failed(&error))?;
+    let prepared = prepare(run)?;
     // Until here there is nothing to save, so a signal stops the process immediately.
     signal::install().map_err(|error| Failure::output(&error))?;
     gpu::hip::stop_children_when(|| signal::requested().is_some());
@@ -403,9 +402,7 @@ impl Training<'_> {
                 console.rewrite_page();
                 ending::finished(prepared, &console, (step, early), team.size(), arguments.quiet)
             }
-            Outcome::Stopped { signal, .. } if !team.is_first() => {
-                Err(Failure { code: signal.exit_code(), message: String::new(), hint: None })
-            }
+            Outcome::Stopped { signal, .. } if !team.is_first() => Err(Failure::printed(signal.exit_code())),
             Outcome::Stopped { step, signal } => {
                 let output = prepared.run.output_dir.display();
                 console.event(serde_json::json!({"event": "stopped", "step": step, "signal": signal.name(),
@@ -417,7 +414,7 @@ impl Training<'_> {
                     signal.name()
                 ));
                 tell("run the same command with `--resume` to continue");
-                Err(Failure { code: signal.exit_code(), message: String::new(), hint: None })
+                Err(Failure::printed(signal.exit_code()))
             }
         }
     }

@@ -2,7 +2,6 @@
 //! and data if they are named. It only reads; nothing is computed again.
 
 use crate::Failure;
-use crate::diff::failure;
 use isobit_proof::statement::{self, PublicKey};
 use isobit_proof::verify::{self, Finding, Report};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
@@ -40,13 +39,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
     match report.findings.len() {
         0 => Ok(()),
-        // The result has been printed.
-        _ => Err(Failure { code: 8, message: String::new(), hint: None }),
+        _ => Err(Failure::printed(8)),
     }
 }
 
 fn checked(arguments: &Arguments) -> Result<Report, Failure> {
-    let mut report = verify::verify(&arguments.run).map_err(|error| failure(&error))?;
+    let mut report = verify::verify(&arguments.run)?;
     if report.kind == "run" {
         check_config(&mut report, &arguments.run);
     }
@@ -67,16 +65,16 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
         return Ok(report);
     };
     if let Some(model) = &arguments.model {
-        verify::check_base(&mut report, &receipt, model).map_err(|error| failure(&error))?;
+        verify::check_base(&mut report, &receipt, model)?;
     }
     if let Some(path) = &statement {
-        let key = arguments.key.as_deref().map(PublicKey::read).transpose().map_err(|error| failure(&error))?;
+        let key = arguments.key.as_deref().map(PublicKey::read).transpose()?;
         let folder = if report.kind == "run" { arguments.run.join(FINAL) } else { arguments.run.clone() };
         let checked = statement::check(&mut report, path, &receipt, &folder, key.as_ref());
-        checked.map_err(|error| failure(&error))?;
+        checked?;
     }
     for file in &arguments.data {
-        verify::check_data(&mut report, &receipt, file).map_err(|error| failure(&error))?;
+        verify::check_data(&mut report, &receipt, file)?;
     }
     Ok(report)
 }

@@ -5,7 +5,6 @@
 use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
-use crate::failure::failed;
 use crate::input;
 use crate::memory_limits;
 use crate::model;
@@ -172,19 +171,19 @@ fn measure_stages(subject: &Subject, arguments: &Arguments) -> Result<(), Failur
     let stages = split.stages(|at| Opening { limit: limits[at].clone(), ..subject.opening.clone() })?;
     std::thread::scope(|scope| {
         let model = Divided { config: &subject.model, source: &*subject.source };
-        let engine = Stages::new(scope, model, &subject.settings, true, stages).map_err(|error| failed(&error))?;
+        let engine = Stages::new(scope, model, &subject.settings, true, stages)?;
         measure(engine, subject, arguments, &Times::default())
     })
 }
 
 /// The first update of a config.
 fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
-    let settled = config::read(path, overrides).map_err(|error| failed(&RunError::Config(error)))?;
+    let settled = config::read(path, overrides).map_err(RunError::Config)?;
     tell_notes(&settled.notes, None);
     let mut run = settled.run;
     run.base_model = model::located(&run.base_model);
     let devices = Chosen::all_of(&run)?;
-    let prepared = prepare(run).map_err(|error| failed(&error))?;
+    let prepared = prepare(run)?;
     let run = &prepared.run;
     let first = data::order(run.seed, 0, prepared.train.len()).into_iter().take(run.rows_per_update() as usize);
     let positions = run.training.max_seq_length as usize;
@@ -284,9 +283,9 @@ fn measure_one<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments,
     let Subject { model, source, settings, opening, .. } = subject;
     let has_memory = backend.device_peak_bytes().is_some();
     let offload = if has_memory { opening.offload } else { Offload::NONE };
-    let built = build_whole(&backend, model, &**source, settings, offload).map_err(|error| failed(&error.into()))?;
+    let built = build_whole(&backend, model, &**source, settings, offload).map_err(RunError::from)?;
     let placement = Placement::new(offload, true, opening.threads);
-    let trainer = Trainer::placed(backend, built, placement).map_err(|error| failed(&error.into()))?;
+    let trainer = Trainer::placed(backend, built, placement).map_err(RunError::from)?;
     measure(trainer, subject, arguments, ops)
 }
 

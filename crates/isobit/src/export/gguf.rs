@@ -91,7 +91,7 @@ impl Job for Writing<'_> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    export::check_target(&arguments.output).map_err(|error| crate::failure::failed(&error))?;
+    export::check_target(&arguments.output)?;
     let (model, opened, content) = opened(arguments)?;
     let kind = match (arguments.kind, content) {
         (Some(GgmlType::Q8_0 | GgmlType::Q4_0), Content::Adapter) => {

@@ -74,7 +74,7 @@ impl Job for Merging<'_> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    export::check_target(&arguments.output).map_err(|error| crate::failure::failed(&error))?;
+    export::check_target(&arguments.output)?;
     let (adapter, base) = adapter_and_base(&arguments.adapter, arguments.base.as_deref())?;
     let (model, opened) = open(base, Some(adapter), arguments.onto)?;
     let chosen = Chosen::parse("cpu", arguments.threads)?;

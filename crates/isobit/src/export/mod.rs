@@ -51,7 +51,7 @@ fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, Path
         return Ok((adapter, base.to_path_buf()));
     }
     let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX);
-    let text = text.map_err(|error| crate::failure::failed(&RunError::from(error)))?;
+    let text = text.map_err(RunError::from)?;
     let named = peft::base_name(&text).map(PathBuf::from);
     match named {
         Some(base) if base.is_dir() => Ok((adapter, base)),

@@ -82,7 +82,7 @@ fn object(arguments: &Arguments, runs: &[ShownRun], compared: &[Compared], bytes
 
 /// The difference of a run from the first, in the words of `isobit diff`.
 fn compare(first: &Path, other: &Path) -> Result<Compared, Failure> {
-    let found = difference::compare(first, other, THREADS).map_err(|error| diff::failure(&error))?;
+    let found = difference::compare(first, other, THREADS)?;
     let mut text = Vec::new();
     diff::print_text(&mut text, &found, &diff::differing_keys(first, other), TENSORS_MAX)
         .map_err(|error| Failure::output(&error))?;
@@ -96,7 +96,7 @@ fn compare(first: &Path, other: &Path) -> Result<Compared, Failure> {
 fn write_page(path: &Path, page: &str) -> Result<(), Failure> {
     // Again: it may have appeared meanwhile.
     check_target(path)?;
-    write_atomically(path, page.as_bytes()).map_err(|error| diff::failure(&error))
+    write_atomically(path, page.as_bytes()).map_err(Failure::from)
 }
 
 /// Refuses to overwrite anything but a page of ours.

@@ -3,7 +3,6 @@
 
 use super::metrics::Curves;
 use crate::Failure;
-use crate::diff;
 use crate::ending;
 use crate::fits::{Given, Ranks, memory_fit};
 use crate::model;
@@ -80,7 +79,7 @@ impl ShownRun {
     }
 
     fn measured(folder: &Path) -> Result<Self, Failure> {
-        let curves = Curves::read(folder).map_err(|error| diff::failure(&error))?;
+        let curves = Curves::read(folder)?;
         // `.` and `..` have no name of their own.
         let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
         let name = whole.file_name().map_or("run".to_string(), |name| name.to_string_lossy().into_owned());
