@@ -2,15 +2,15 @@
 //! a word, in an order that suits a GPU's instructions. They are packed along inputs when they are
 //! read, exactly, so that the same products take both.
 
-/// Integers per word.
-const PACKED: usize = 8;
+use isobit_kernels::op::product4::CHANNELS_PER_WORD;
+
 /// Four bits `j` of a word hold output `ORDER[j]` of its eight.
-const ORDER: [usize; PACKED] = [0, 2, 4, 6, 1, 3, 5, 7];
+const ORDER: [usize; CHANNELS_PER_WORD] = [0, 2, 4, 6, 1, 3, 5, 7];
 /// The inverse: which four bits hold each output.
-pub(crate) const PLACES: [usize; PACKED] = {
-    let mut places = [0; PACKED];
+pub(crate) const PLACES: [usize; CHANNELS_PER_WORD] = {
+    let mut places = [0; CHANNELS_PER_WORD];
     let mut place = 0;
-    while place < PACKED {
+    while place < CHANNELS_PER_WORD {
         places[ORDER[place]] = place;
         place += 1;
     }
@@ -19,13 +19,13 @@ pub(crate) const PLACES: [usize; PACKED] = {
 
 /// Words `[inputs, outputs / 8]` of AWQ as words `[inputs / 8, outputs]` of GPTQ.
 pub(crate) fn along_inputs(words: &[i32], outputs: usize) -> Vec<i32> {
-    let across = outputs / PACKED;
+    let across = outputs / CHANNELS_PER_WORD;
     let mut packed = vec![0; words.len()];
     for (input, row) in words.chunks(across.max(1)).enumerate() {
-        let line = &mut packed[input / PACKED * outputs..][..outputs];
-        for (word, line) in row.iter().zip(line.as_chunks_mut::<PACKED>().0) {
+        let line = &mut packed[input / CHANNELS_PER_WORD * outputs..][..outputs];
+        for (word, line) in row.iter().zip(line.as_chunks_mut::<CHANNELS_PER_WORD>().0) {
             for (place, packed) in PLACES.into_iter().zip(line) {
-                *packed |= (word >> (4 * place) & 15) << (4 * (input % PACKED));
+                *packed |= (word >> (4 * place) & 15) << (4 * (input % CHANNELS_PER_WORD));
             }
         }
     }

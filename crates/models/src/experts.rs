@@ -17,7 +17,6 @@ use crate::gptq::{self, GptqWeight};
 use crate::mxfp4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use isobit_kernels::op::QuantizedShape;
-use isobit_proof::name::harmless;
 use std::borrow::Cow;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,19 +88,22 @@ impl Experts<'_> {
     pub(crate) fn check_order(&self, alternates: bool) -> Result<(), ModelError> {
         let one_by_one = |layer: &LayerExperts| {
             let what = "experts of this family are read from fused tensors, not one by one".to_string();
-            Err(wrong(&layer.path(Projection::Gate, 0), what))
+            Err(ModelError::tensor(&layer.path(Projection::Gate, 0), what))
         };
         match self {
             Self::Mxfp4(Mxfp4Experts { layer }) if !alternates => {
                 let what = "MXFP4 is read only in models whose gate and up rows alternate".to_string();
-                Err(wrong(&format!("{}{}", layer.gate_up(), mxfp4::PARTS[0]), what))
+                Err(ModelError::tensor(&format!("{}{}", layer.gate_up(), mxfp4::PARTS[0]), what))
             }
             Self::Gptq(GptqExperts { layer }) if alternates => one_by_one(layer),
             Self::Stored(StoredExperts { layer, layout, .. }) if alternates => match layout {
                 ExpertsLayout::Fused => {
                     let ExpertsShape { experts, width, hidden } = layer.shape;
                     let shape = [experts, hidden, 2 * width];
-                    Err(wrong(&layer.gate_up(), format!("it is not transposed: the config says {shape:?}")))
+                    Err(ModelError::tensor(
+                        &layer.gate_up(),
+                        format!("it is not transposed: the config says {shape:?}"),
+                    ))
                 }
                 // A source that accepts any name has them in any order.
                 ExpertsLayout::PerExpert if layer.source.names_under(&layer.start).is_some() => one_by_one(layer),
@@ -127,16 +129,22 @@ pub fn load<'a>(source: &'a dyn WeightSource, path: &str, shape: ExpertsShape) -
     }
     if let Some(name) = found.fused.first().or(found.packed.first()) {
         if let Some(single) = found.single.first() {
-            return Err(wrong(single, format!("{name} is there too: experts come one by one or fused, not both")));
+            return Err(ModelError::tensor(
+                single,
+                format!("{name} is there too: experts come one by one or fused, not both"),
+            ));
         }
         if let (Some(fused), Some(packed)) = (found.fused.first(), found.packed.first()) {
-            return Err(wrong(packed, format!("{fused} is there too: experts are numbers or MXFP4, not both")));
+            return Err(ModelError::tensor(
+                packed,
+                format!("{fused} is there too: experts are numbers or MXFP4, not both"),
+            ));
         }
         return if found.packed.is_empty() { fused(layer) } else { packed(layer) };
     }
     // Beside fused tensors, the builder knows whether there are biases.
     if let Some(name) = found.fused_biases.first() {
-        return Err(wrong(name, "this is not a weight of an expert".to_string()));
+        return Err(ModelError::tensor(name, "this is not a weight of an expert"));
     }
     for (path, outputs) in &found.biases {
         source.bias(path, *outputs, false)?;
@@ -144,13 +152,8 @@ pub fn load<'a>(source: &'a dyn WeightSource, path: &str, shape: ExpertsShape) -
     single(layer, &found.parts)
 }
 
-/// Names here may be untrusted.
-fn wrong(name: &str, what: String) -> ModelError {
-    ModelError::Tensor { name: harmless(name, 200), what }
-}
-
 fn unread(path: &str) -> ModelError {
-    wrong(&format!("{path}.qweight"), "this source does not read quantised matrices".to_string())
+    ModelError::tensor(&format!("{path}.qweight"), "this source does not read quantised matrices")
 }
 
 /// Where the experts of a layer are.
@@ -236,11 +239,14 @@ impl Found {
         let expert = number.parse::<usize>().ok().filter(|expert| expert.to_string() == number);
         let index = Projection::ALL.iter().position(|projection| projection.module() == module);
         let (Some(expert), Some(index)) = (expert, index) else {
-            return Err(wrong(name, "this is not a weight of an expert".to_string()));
+            return Err(ModelError::tensor(name, "this is not a weight of an expert"));
         };
         let count = layer.shape.experts;
         let Some(parts) = self.parts.get_mut(expert) else {
-            return Err(wrong(name, format!("it belongs to expert {expert}, but the config has {count} experts")));
+            return Err(ModelError::tensor(
+                name,
+                format!("it belongs to expert {expert}, but the config has {count} experts"),
+            ));
         };
         let held = match part {
             "weight" => Presence::Stored,
@@ -252,10 +258,10 @@ impl Found {
             }
             "weight_scale_inv" => return Ok(()),
             part if gptq::PARTS.contains(&part) => return Ok(()),
-            _ => return Err(wrong(name, "this is not a weight of an expert".to_string())),
+            _ => return Err(ModelError::tensor(name, "this is not a weight of an expert")),
         };
         if parts[index] != Presence::Missing {
-            return Err(wrong(name, "there is a `weight` and a `qweight`".to_string()));
+            return Err(ModelError::tensor(name, "there is a `weight` and a `qweight`"));
         }
         parts[index] = held;
         Ok(())
@@ -269,7 +275,7 @@ fn fused(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
     let missing = || "it is missing: a fused layer has `gate_up_proj` and `down_proj`".to_string();
     let mut found = Vec::new();
     for name in &names {
-        found.push(layer.source.shape(name).ok_or_else(|| wrong(name, missing()))?);
+        found.push(layer.source.shape(name).ok_or_else(|| ModelError::tensor(name, missing()))?);
     }
     let plain = [vec![e, 2 * width, h], vec![e, h, width]];
     let swapped = [vec![e, h, 2 * width], vec![e, width, h]];
@@ -285,7 +291,7 @@ fn fused(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
             "its shape is {:?}, but the config says {:?} or, transposed, {:?}",
             found[at], plain[at], swapped[at]
         );
-        return Err(wrong(&names[at], what));
+        return Err(ModelError::tensor(&names[at], what));
     };
     let format = layer.source.format(&names[0])?;
     same_format(&names[1], layer.source.format(&names[1])?, format)?;
@@ -299,9 +305,12 @@ fn packed(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
         for (part, shape) in mxfp4::PARTS.into_iter().zip(mxfp4::shapes(&name, layer.shape.experts, rows, columns)?) {
             let name = format!("{name}{part}");
             let missing = || "it is missing: an MXFP4 tensor has blocks and scales".to_string();
-            let found = layer.source.shape(&name).ok_or_else(|| wrong(&name, missing()))?;
+            let found = layer.source.shape(&name).ok_or_else(|| ModelError::tensor(&name, missing()))?;
             if found != shape {
-                return Err(wrong(&name, format!("its shape is {found:?}, but the config says {shape:?}")));
+                return Err(ModelError::tensor(
+                    &name,
+                    format!("its shape is {found:?}, but the config says {shape:?}"),
+                ));
             }
         }
     }
@@ -312,7 +321,7 @@ fn same_format(name: &str, found: FloatFormat, format: FloatFormat) -> Result<()
     if found == format {
         return Ok(());
     }
-    Err(wrong(name, format!("it is stored as {found:?}, but other experts of its layer as {format:?}")))
+    Err(ModelError::tensor(name, format!("it is stored as {found:?}, but other experts of its layer as {format:?}")))
 }
 
 /// Three tensors for each expert.
@@ -329,10 +338,13 @@ fn single<'a>(layer: LayerExperts<'a>, parts: &[[Presence; 3]]) -> Result<Expert
                 _ => layer.weight(projection, expert),
             };
             if *part == Presence::Missing {
-                return Err(wrong(&name, format!("it is missing; the config has {} experts", layer.shape.experts)));
+                return Err(ModelError::tensor(
+                    &name,
+                    format!("it is missing; the config has {} experts", layer.shape.experts),
+                ));
             }
             if *part != kind {
-                return Err(wrong(
+                return Err(ModelError::tensor(
                     &name,
                     "it is missing: some experts of its layer are quantised, some are not".to_string(),
                 ));
@@ -353,7 +365,7 @@ fn check(layer: &LayerExperts, name: &str, projection: Projection, format: Float
     if let Some(found) = layer.source.shape(name)
         && found != wanted
     {
-        return Err(wrong(name, format!("its shape is {found:?}, but the config says {wanted:?}")));
+        return Err(ModelError::tensor(name, format!("its shape is {found:?}, but the config says {wanted:?}")));
     }
     same_format(name, layer.source.format(name)?, format)
 }
@@ -525,7 +537,7 @@ impl GptqExperts<'_> {
                 ..one
             }));
         }
-        all.ok_or_else(|| wrong(&self.layer.start, "there are no experts".to_string()))
+        all.ok_or_else(|| ModelError::tensor(&self.layer.start, "there are no experts"))
     }
 
     /// One matrix of one expert.

@@ -12,17 +12,17 @@
 use crate::ModelError;
 use crate::awq;
 use crate::config::{GptqConfig, GptqFormat};
+use crate::source::check_shape;
 use half::f16;
+use isobit_kernels::op::product4::CHANNELS_PER_WORD;
 use isobit_kernels::op::{AsQuantized, Quantized, QuantizedShape, Scales};
 use isobit_proof::safetensors::{Dtype, Tensor, TensorFiles};
 
-/// Integers per word.
-const PACKED: usize = 8;
 const INT4_MASK: u32 = 0xf;
 /// One in every four bits of a word.
 const ONES: u32 = 0x1111_1111;
 /// Where a word of GPTQ has the integer of each of its eight outputs.
-const IN_ORDER: [usize; PACKED] = [0, 1, 2, 3, 4, 5, 6, 7];
+const IN_ORDER: [usize; CHANNELS_PER_WORD] = [0, 1, 2, 3, 4, 5, 6, 7];
 /// The zero of a symmetric file.
 const MIDDLE: u8 = 8;
 
@@ -134,8 +134,8 @@ impl GptqModule<'_> {
     /// The shape of `qweight`.
     fn packed_shape(&self) -> [usize; 2] {
         match self.config.format {
-            GptqFormat::V1 | GptqFormat::V2 => [self.inputs / PACKED, self.outputs],
-            GptqFormat::Awq => [self.inputs, self.outputs / PACKED],
+            GptqFormat::V1 | GptqFormat::V2 => [self.inputs / CHANNELS_PER_WORD, self.outputs],
+            GptqFormat::Awq => [self.inputs, self.outputs / CHANNELS_PER_WORD],
         }
     }
 
@@ -151,12 +151,15 @@ impl GptqModule<'_> {
     fn check(&self) -> Result<(), ModelError> {
         let (name, inputs, size) = (self.name("qweight"), self.inputs, self.group_size());
         for (count, what) in [(inputs, "inputs"), (self.outputs, "outputs")] {
-            if !count.is_multiple_of(PACKED) {
-                return Err(wrong(&name, format!("{count} {what} are not a multiple of {PACKED}")));
+            if !count.is_multiple_of(CHANNELS_PER_WORD) {
+                return Err(ModelError::tensor(
+                    &name,
+                    format!("{count} {what} are not a multiple of {CHANNELS_PER_WORD}"),
+                ));
             }
         }
         if !inputs.is_multiple_of(size) {
-            return Err(wrong(&name, format!("groups of {size} do not divide {inputs} inputs")));
+            return Err(ModelError::tensor(&name, format!("groups of {size} do not divide {inputs} inputs")));
         }
         Ok(())
     }
@@ -165,11 +168,11 @@ impl GptqModule<'_> {
     pub(crate) fn form(&self) -> Result<GptqForm, ModelError> {
         self.check()?;
         let (groups, outputs) = (self.groups(), self.outputs);
-        for (part, shape) in [("qweight", self.packed_shape()), ("qzeros", [groups, outputs / PACKED])] {
-            packed(&self.name(part), &self.files.get(&self.name(part))?, &shape)?;
+        for (part, shape) in [("qweight", self.packed_shape()), ("qzeros", [groups, outputs / CHANNELS_PER_WORD])] {
+            packed(&self.files.get(&self.name(part))?, &shape)?;
         }
         let scales = self.files.get(&self.name("scales"))?;
-        shaped(&self.name("scales"), &scales, &[groups, outputs])?;
+        check_shape(&scales, &[groups, outputs])?;
         let ordered = !self.group_of_input()?.is_sorted();
         let zero = (self.config.symmetric == Some(true)).then_some(MIDDLE);
         Ok(GptqForm { group_size: self.group_size(), half_scales: scales.dtype == Dtype::F16, ordered, zero })
@@ -179,7 +182,7 @@ impl GptqModule<'_> {
         self.check()?;
         let &Self { outputs, inputs, .. } = self;
         let name = self.name("qweight");
-        let qweight = integers(&name, self.files.get(&name)?, &self.packed_shape())?;
+        let qweight = integers(self.files.get(&name)?, &self.packed_shape())?;
         let qweight = match self.config.format {
             GptqFormat::V1 | GptqFormat::V2 => qweight,
             GptqFormat::Awq => awq::along_inputs(&qweight, outputs),
@@ -191,7 +194,7 @@ impl GptqModule<'_> {
 
     fn zeros(&self) -> Result<Vec<u8>, ModelError> {
         let name = self.name("qzeros");
-        let words = integers(&name, self.files.get(&name)?, &[self.groups(), self.outputs / PACKED])?;
+        let words = integers(self.files.get(&name)?, &[self.groups(), self.outputs / CHANNELS_PER_WORD])?;
         let (add, order) = match self.config.format {
             GptqFormat::V1 => (ONES, IN_ORDER),
             GptqFormat::V2 => (0, IN_ORDER),
@@ -208,7 +211,7 @@ impl GptqModule<'_> {
             // Some readers assume the zeros of a symmetric file; a file that can be read in two
             // ways is refused.
             let what = format!("zero {at} is {}, but `sym` says {MIDDLE}: is `checkpoint_format` right?", zeros[at]);
-            return Err(wrong(&name, what));
+            return Err(ModelError::tensor(&name, what));
         }
         Ok(zeros)
     }
@@ -216,10 +219,10 @@ impl GptqModule<'_> {
     fn scales(&self) -> Result<GptqScales, ModelError> {
         let name = self.name("scales");
         let tensor = self.files.get(&name)?;
-        shaped(&name, &tensor, &[self.groups(), self.outputs])?;
+        check_shape(&tensor, &[self.groups(), self.outputs])?;
         let scales = tensor.to_f32()?;
         if let Some(at) = scales.iter().position(|scale| !scale.is_finite() || scale.abs() > SCALE_MAX) {
-            return Err(wrong(&name, format!("element {at} is {}", scales[at])));
+            return Err(ModelError::tensor(&name, format!("element {at} is {}", scales[at])));
         }
         if tensor.dtype != Dtype::F16 {
             return Ok(GptqScales::F32(scales));
@@ -232,37 +235,26 @@ impl GptqModule<'_> {
     fn group_of_input(&self) -> Result<Vec<u32>, ModelError> {
         let (name, size) = (self.name("g_idx"), self.group_size());
         if self.files.contains(&name) {
-            let indexes = integers(&name, self.files.get(&name)?, &[self.inputs])?;
+            let indexes = integers(self.files.get(&name)?, &[self.inputs])?;
             return group_of_input(&name, &indexes, self.groups(), size);
         }
         if self.config.desc_act {
-            return Err(wrong(&name, "it is missing, but `desc_act` says that groups are not in order".to_string()));
+            return Err(ModelError::tensor(&name, "it is missing, but `desc_act` says that groups are not in order"));
         }
         Ok((0..self.inputs).map(|input| (input / size) as u32).collect())
     }
 }
 
-fn wrong(name: &str, what: String) -> ModelError {
-    ModelError::Tensor { name: name.to_string(), what }
-}
-
-fn shaped(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
-    if tensor.shape == shape {
-        return Ok(());
-    }
-    Err(wrong(name, format!("its shape is {:?}, but the config says {shape:?}", tensor.shape)))
-}
-
 /// Checks for a tensor of 32-bit words of this shape.
-fn packed(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
+fn packed(tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
     if tensor.dtype != Dtype::I32 {
-        return Err(wrong(name, format!("it holds {}, not I32", tensor.dtype)));
+        return Err(ModelError::tensor(tensor.name, format!("it holds {}, not I32", tensor.dtype)));
     }
-    shaped(name, tensor, shape)
+    check_shape(tensor, shape)
 }
 
-fn integers(name: &str, tensor: Tensor, shape: &[usize]) -> Result<Vec<i32>, ModelError> {
-    packed(name, &tensor, shape)?;
+fn integers(tensor: Tensor, shape: &[usize]) -> Result<Vec<i32>, ModelError> {
+    packed(&tensor, shape)?;
     Ok(tensor.to_i32()?)
 }
 
@@ -272,12 +264,13 @@ fn group_of_input(name: &str, indexes: &[i32], groups: usize, size: usize) -> Re
     let mut of_input = Vec::with_capacity(indexes.len());
     for (input, &index) in indexes.iter().enumerate() {
         let group = usize::try_from(index).ok().filter(|group| *group < groups);
-        let group = group.ok_or_else(|| wrong(name, format!("input {input} is in group {index} of {groups}")))?;
+        let group =
+            group.ok_or_else(|| ModelError::tensor(name, format!("input {input} is in group {index} of {groups}")))?;
         counts[group] += 1;
         of_input.push(group as u32);
     }
     match counts.iter().position(|count| *count != size) {
         None => Ok(of_input),
-        Some(group) => Err(wrong(name, format!("group {group} has {} inputs, not {size}", counts[group]))),
+        Some(group) => Err(ModelError::tensor(name, format!("group {group} has {} inputs, not {size}", counts[group]))),
     }
 }

@@ -81,7 +81,7 @@ impl QuantisedRow {
 fn beyond(name: &str, group: &[f32]) -> ModelError {
     let largest = group.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or_default();
     let what = format!("it holds {largest}, which is beyond what `load_in_4bit` can quantise: leave that setting out");
-    ModelError::Tensor { name: name.to_string(), what }
+    ModelError::tensor(name, what)
 }
 
 /// The rows of a matrix that has `inputs` columns, as float32.

@@ -72,3 +72,10 @@ pub enum ModelError {
     #[error("{0}")]
     Gguf(String),
 }
+
+impl ModelError {
+    /// What is wrong with a tensor, whose name may be untrusted.
+    pub(crate) fn tensor(name: &str, what: impl Into<String>) -> Self {
+        Self::Tensor { name: isobit_proof::name::harmless(name, 200), what: what.into() }
+    }
+}

@@ -30,14 +30,13 @@ const SCALE_MAX: u8 = 252;
 /// Scales whose halves, by which products multiply twice the codes, are exact in float16.
 const HALF_SCALES: RangeInclusive<u8> = 104..=143;
 
-fn wrong(name: &str, what: String) -> ModelError {
-    ModelError::Tensor { name: name.to_string(), what }
-}
-
 /// Shapes of the parts of `count` matrices.
 pub(crate) fn shapes(name: &str, count: usize, rows: usize, columns: usize) -> Result<[Vec<usize>; 2], ModelError> {
     if columns == 0 || !columns.is_multiple_of(GROUP) {
-        return Err(wrong(name, format!("{columns} columns are not a multiple of the {GROUP} that share a scale")));
+        return Err(ModelError::tensor(
+            name,
+            format!("{columns} columns are not a multiple of the {GROUP} that share a scale"),
+        ));
     }
     let groups = columns / GROUP;
     Ok([vec![count, rows, groups, BLOCK], vec![count, rows, groups]])
@@ -79,7 +78,10 @@ impl<'a> Packed<'a> {
     pub(crate) fn shape(&self) -> Result<QuantizedShape, ModelError> {
         if let Some(at) = self.scales.iter().position(|scale| *scale > SCALE_MAX) {
             let scale = self.scales[at];
-            return Err(wrong(&self.name, format!("its scale {at} is {scale}: its numbers would not be finite")));
+            return Err(ModelError::tensor(
+                &self.name,
+                format!("its scale {at} is {scale}: its numbers would not be finite"),
+            ));
         }
         let half_scales = self.scales.iter().all(|scale| HALF_SCALES.contains(scale));
         let (n, k) = (self.rows, self.groups * GROUP);
@@ -120,7 +122,10 @@ impl<'a> Packed<'a> {
                 for code in [byte & 15, byte >> 4] {
                     let bits = values[usize::from(code)];
                     if bits & 0x7f80 == 0x7f80 {
-                        return Err(wrong(&self.name, format!("its scale {at} is {scale}: a number is not finite")));
+                        return Err(ModelError::tensor(
+                            &self.name,
+                            format!("its scale {at} is {scale}: a number is not finite"),
+                        ));
                     }
                     bytes.extend(bits.to_le_bytes());
                 }

@@ -56,27 +56,33 @@ pub(crate) fn find<'a>(files: &'a TensorFiles, tensor: &Tensor<'a>) -> Result<Op
         return Ok(None);
     }
     let state = PARTS[4..].iter().map(|part| format!("{name}{part}")).find(|state| files.contains(state));
-    let state = state.ok_or_else(|| wrong(name, "its `quant_state` of nf4 or fp4 is missing".to_string()))?;
+    let state = state.ok_or_else(|| ModelError::tensor(name, "its `quant_state` of nf4 or fp4 is missing"))?;
     let bytes = files.get(&state)?.bytes;
     if bytes.len() > STATE_BYTES_MAX {
-        return Err(wrong(&state, format!("{} bytes, {STATE_BYTES_MAX} at most", bytes.len())));
+        return Err(ModelError::tensor(&state, format!("{} bytes, {STATE_BYTES_MAX} at most", bytes.len())));
     }
-    let state: Value = serde_json::from_slice(bytes).map_err(|error| wrong(&state, format!("not JSON: {error}")))?;
+    let state: Value =
+        serde_json::from_slice(bytes).map_err(|error| ModelError::tensor(&state, format!("not JSON: {error}")))?;
     let size = |key: &str| {
         let found = state.get(key).and_then(Value::as_u64).filter(|size| (1..=BLOCK_MAX).contains(size));
-        found.map(|size| size as usize).ok_or_else(|| wrong(name, format!("its `{key}` is missing or out of range")))
+        found
+            .map(|size| size as usize)
+            .ok_or_else(|| ModelError::tensor(name, format!("its `{key}` is missing or out of range")))
     };
     let shape = state.get("shape").and_then(Value::as_array);
     let shape = shape.and_then(|shape| shape.iter().map(|size| usize::try_from(size.as_u64()?).ok()).collect());
-    let shape: Vec<usize> = shape.ok_or_else(|| wrong(name, "its `shape` is missing".to_string()))?;
+    let shape: Vec<usize> = shape.ok_or_else(|| ModelError::tensor(name, "its `shape` is missing"))?;
     let count = shape.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
     if count.is_none_or(|count| count.div_ceil(2) != tensor.bytes.len()) {
-        return Err(wrong(name, format!("{} bytes do not hold a matrix {shape:?} in 4 bits", tensor.bytes.len())));
+        return Err(ModelError::tensor(
+            name,
+            format!("{} bytes do not hold a matrix {shape:?} in 4 bits", tensor.bytes.len()),
+        ));
     }
     let nested = if files.contains(&format!("{name}.nested_absmax")) {
         let offset = state.get("nested_offset").and_then(Value::as_f64).map(|offset| offset as f32);
         let offset = offset.filter(|offset| offset.is_finite());
-        let offset = offset.ok_or_else(|| wrong(name, "its `nested_offset` is missing".to_string()))?;
+        let offset = offset.ok_or_else(|| ModelError::tensor(name, "its `nested_offset` is missing"))?;
         Some(Nested { block: size("nested_blocksize")?, offset })
     } else {
         None
@@ -96,7 +102,7 @@ impl Nf4Matrix<'_> {
         let values: Vec<f32> = values.collect();
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
-            Some(at) => Err(wrong(self.name, format!("element {at} is {}", values[at]))),
+            Some(at) => Err(ModelError::tensor(self.name, format!("element {at} is {}", values[at]))),
         }
     }
 
@@ -107,7 +113,10 @@ impl Nf4Matrix<'_> {
         let name = format!("{}.absmax", self.name);
         let codes = self.files.get(&name)?;
         if codes.dtype != Dtype::U8 || codes.bytes.len() != blocks {
-            return Err(wrong(&name, format!("it holds {} {}, not {blocks} bytes", codes.bytes.len(), codes.dtype)));
+            return Err(ModelError::tensor(
+                &name,
+                format!("it holds {} {}, not {blocks} bytes", codes.bytes.len(), codes.dtype),
+            ));
         }
         let table = self.floats("nested_quant_map", 256)?;
         let scales = self.floats("nested_absmax", blocks.div_ceil(nested.block))?;
@@ -122,18 +131,14 @@ impl Nf4Matrix<'_> {
         let tensor = self.files.get(&name)?;
         let values = tensor.to_f32()?;
         if tensor.dtype != Dtype::F32 || values.len() != count {
-            return Err(wrong(
+            return Err(ModelError::tensor(
                 &name,
                 format!("it holds {} numbers of {}, not {count} of F32", values.len(), tensor.dtype),
             ));
         }
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
-            Some(at) => Err(wrong(&name, format!("element {at} is {}", values[at]))),
+            Some(at) => Err(ModelError::tensor(&name, format!("element {at} is {}", values[at]))),
         }
     }
-}
-
-fn wrong(name: &str, what: String) -> ModelError {
-    ModelError::Tensor { name: name.to_string(), what }
 }

@@ -99,7 +99,7 @@ pub trait WeightSource {
 
     /// A tensor of bytes, which must have the given shape; no bytes if the source knows none.
     fn bytes(&self, name: &str, _shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
-        Err(ModelError::Tensor { name: name.to_string(), what: "this source reads no bytes".to_string() })
+        Err(ModelError::tensor(name, "this source reads no bytes"))
     }
 
     /// The matrix of the linear layer at `path`.
@@ -184,7 +184,7 @@ pub(crate) fn stored_bytes<'a>(tensor: Tensor<'a>, shape: &[usize]) -> Result<Co
     check_shape(&tensor, shape)?;
     if tensor.dtype != Dtype::U8 {
         let what = format!("it holds {}, not U8", tensor.dtype.name());
-        return Err(ModelError::Tensor { name: tensor.name.to_string(), what });
+        return Err(ModelError::tensor(tensor.name, what));
     }
     Ok(Cow::Borrowed(tensor.bytes))
 }
@@ -203,7 +203,7 @@ pub(crate) fn format_of(tensor: &Tensor) -> Result<FloatFormat, ModelError> {
         Dtype::F16 => FloatFormat::F16,
         other => {
             let what = format!("it holds {}, not F32, BF16 or F16", other.name());
-            return Err(ModelError::Tensor { name: tensor.name.to_string(), what });
+            return Err(ModelError::tensor(tensor.name, what));
         }
     })
 }
@@ -213,7 +213,7 @@ pub(crate) fn check_shape(tensor: &Tensor, shape: &[usize]) -> Result<(), ModelE
         return Ok(());
     }
     let what = format!("its shape is {:?}, but the config says {shape:?}", tensor.shape);
-    Err(ModelError::Tensor { name: tensor.name.to_string(), what })
+    Err(ModelError::tensor(tensor.name, what))
 }
 
 /// Normal-like weights generated on the fly: for benchmarks at sizes without a file.

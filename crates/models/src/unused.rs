@@ -7,7 +7,7 @@ use crate::ModelError;
 use crate::config::Config;
 use crate::inventory::Inventory;
 use crate::names::{Names, layer_of};
-use isobit_proof::name::{harmless, quoted};
+use isobit_proof::name::quoted;
 use isobit_proof::safetensors::TensorFiles;
 
 /// Suffixes of tables that old files store and every reader computes.
@@ -45,7 +45,7 @@ pub(crate) fn find(files: &TensorFiles, names: &Names, config: &Config) -> Resul
         1 => String::new(),
         count => format!(" ({count} tensors in all)"),
     };
-    Err(ModelError::Tensor { name: harmless(name, 200), what: format!("nothing would read it: {what}{more}") })
+    Err(ModelError::tensor(name, format!("nothing would read it: {what}{more}")))
 }
 
 /// Why a tensor looks like part of the text model.

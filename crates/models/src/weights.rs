@@ -11,6 +11,7 @@ use crate::names::Names;
 use crate::nf4::{self, Nf4Matrix};
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, check_shape, format_of, stored, stored_bytes};
 use crate::{fp8, gptq, int4, unused};
+use isobit_kernels::op::product4::CHANNELS_PER_WORD;
 use isobit_proof::safetensors::{Dtype, Tensor, TensorFiles};
 use regex::Regex;
 use std::borrow::Cow;
@@ -63,8 +64,8 @@ impl Weights {
     pub(crate) fn int4_shape(&self, packed: &[usize]) -> Option<[usize; 2]> {
         let is_awq = matches!(&self.quantization, Quantization::Gptq(gptq) if gptq.format == GptqFormat::Awq);
         match *packed {
-            [inputs, words] if is_awq => Some([words.saturating_mul(8), inputs]),
-            [words, outputs] => Some([outputs, words.saturating_mul(8)]),
+            [inputs, words] if is_awq => Some([words.saturating_mul(CHANNELS_PER_WORD), inputs]),
+            [words, outputs] => Some([outputs, words.saturating_mul(CHANNELS_PER_WORD)]),
             _ => None,
         }
     }
@@ -109,7 +110,7 @@ impl Weights {
         if self.scales(&tensor)?.is_some() {
             self.fp8(tensor.name)?;
             if tensor.shape.len() != 2 {
-                return Err(wrong(
+                return Err(ModelError::tensor(
                     name,
                     format!("a float8 tensor of {} dimensions is not a matrix", tensor.shape.len()),
                 ));
@@ -134,7 +135,7 @@ impl Weights {
         let found = nf4::find(&self.files, tensor)?;
         if found.is_some() && self.quantization != Quantization::Bitsandbytes {
             let what = "it is packed, but the config has no `quantization_config` of method bitsandbytes";
-            return Err(wrong(tensor.name, what.to_string()));
+            return Err(ModelError::tensor(tensor.name, what.to_string()));
         }
         Ok(found)
     }
@@ -158,7 +159,7 @@ impl Weights {
         if let Some(matrix) = self.nf4(&tensor)? {
             if matrix.shape != shape {
                 let what = format!("it holds a matrix {:?}, but the config says {shape:?}", matrix.shape);
-                return Err(wrong(tensor.name, what));
+                return Err(ModelError::tensor(tensor.name, what));
             }
             return Ok(expanded(&matrix.dequantise()?, shape));
         }
@@ -166,7 +167,10 @@ impl Weights {
         check_shape(&tensor, shape)?;
         let block = self.fp8(tensor.name)?.block;
         let &[rows, columns] = shape else {
-            return Err(wrong(tensor.name, format!("a float8 tensor of {} dimensions is not a matrix", shape.len())));
+            return Err(ModelError::tensor(
+                tensor.name,
+                format!("a float8 tensor of {} dimensions is not a matrix", shape.len()),
+            ));
         };
         check_shape(&scales, &fp8::scale_shape(rows, columns, block))?;
         let values = fp8::dequantise(tensor.name, tensor.bytes, columns, &scales.to_f32()?, block)?;
@@ -191,15 +195,17 @@ impl Weights {
         match (tensor.dtype == Dtype::F8E4M3, there) {
             (false, false) => Ok(None),
             (true, true) => Ok(Some(self.files.get(&name)?)),
-            (true, false) => Err(wrong(tensor.name, format!("it holds F8_E4M3, but there is no {name}"))),
-            (false, true) => Err(wrong(tensor.name, format!("it holds {}, but there is a {name}", tensor.dtype))),
+            (true, false) => Err(ModelError::tensor(tensor.name, format!("it holds F8_E4M3, but there is no {name}"))),
+            (false, true) => {
+                Err(ModelError::tensor(tensor.name, format!("it holds {}, but there is a {name}", tensor.dtype)))
+            }
         }
     }
 
     fn fp8(&self, name: &str) -> Result<Fp8Config, ModelError> {
         match self.quantization {
             Quantization::Fp8(config) => Ok(config),
-            _ => Err(wrong(
+            _ => Err(ModelError::tensor(
                 name,
                 "it holds F8_E4M3, but the config has no `quantization_config` of method fp8".to_string(),
             )),
@@ -215,7 +221,7 @@ impl Weights {
         inputs: usize,
     ) -> Result<gptq::GptqModule<'a>, ModelError> {
         if self.files.contains(&format!("{file_path}.weight")) {
-            return Err(wrong(&format!("{file_path}.qweight"), "there is a `weight` beside it".to_string()));
+            return Err(ModelError::tensor(&format!("{file_path}.qweight"), "there is a `weight` beside it"));
         }
         let config = self.gptq(path, file_path)?;
         Ok(gptq::GptqModule { files: &self.files, config, path: file_path, outputs, inputs })
@@ -223,7 +229,7 @@ impl Weights {
 
     /// The settings of the quantised module at `path`.
     fn gptq(&self, path: &str, file_path: &str) -> Result<&GptqConfig, ModelError> {
-        let wrong = |what: &str| Err(wrong(&format!("{file_path}.qweight"), what.to_string()));
+        let wrong = |what: &str| Err(ModelError::tensor(&format!("{file_path}.qweight"), what));
         let Quantization::Gptq(config) = &self.quantization else {
             return wrong("it is quantised, but the config has no `quantization_config` of method gptq or awq");
         };
@@ -248,10 +254,6 @@ fn expanded<'a>(values: &[f32], shape: &[usize]) -> StoredTensor<'a> {
         *bytes = value.to_le_bytes();
     }
     StoredTensor { format: FloatFormat::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) }
-}
-
-fn wrong(name: &str, what: String) -> ModelError {
-    ModelError::Tensor { name: name.to_string(), what }
 }
 
 impl WeightSource for Weights {
@@ -298,7 +300,7 @@ impl WeightSource for Weights {
         let tensor = self.get(name)?;
         if self.quantization != Quantization::Mxfp4 {
             let what = "it is quantised, but the config has no `quantization_config` of method mxfp4".to_string();
-            return Err(self.placed(wrong(tensor.name, what)));
+            return Err(self.placed(ModelError::tensor(tensor.name, what)));
         }
         stored_bytes(tensor, shape).map_err(|error| self.placed(error))
     }
