@@ -58,7 +58,7 @@ impl<'a> ConfigShapes<'a> {
         Some(GptqForm {
             group_size: gptq.group_size.unwrap_or(inputs),
             half_scales: true,
-            ordered: gptq.desc_act,
+            permuted: gptq.desc_act,
             zero: gptq.symmetric.unwrap_or(false).then_some(SYMMETRIC_ZERO),
         })
     }

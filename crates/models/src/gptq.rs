@@ -77,7 +77,7 @@ pub struct GptqForm {
     /// Whether scales are float16.
     pub half_scales: bool,
     /// Whether the inputs are not sorted by group.
-    pub ordered: bool,
+    pub permuted: bool,
     /// The single zero of a symmetric file.
     pub zero: Option<u8>,
 }
@@ -85,8 +85,8 @@ pub struct GptqForm {
 impl GptqForm {
     /// The shape of one such matrix.
     pub fn shape(self, outputs: usize, inputs: usize) -> QuantizedShape {
-        let Self { group_size, half_scales, ordered, zero } = self;
-        let ordered = usize::from(ordered);
+        let Self { group_size, half_scales, permuted, zero } = self;
+        let ordered = usize::from(permuted);
         QuantizedShape { count: 1, n: outputs, k: inputs, group_size, half_scales, ordered, zero }
     }
 }
@@ -173,9 +173,9 @@ impl GptqModule<'_> {
         }
         let scales = self.files.get(&self.name("scales"))?;
         check_shape(&scales, &[groups, outputs])?;
-        let ordered = !self.group_of_input()?.is_sorted();
+        let permuted = !self.group_of_input()?.is_sorted();
         let zero = (self.config.symmetric == Some(true)).then_some(MIDDLE);
-        Ok(GptqForm { group_size: self.group_size(), half_scales: scales.dtype == Dtype::F16, ordered, zero })
+        Ok(GptqForm { group_size: self.group_size(), half_scales: scales.dtype == Dtype::F16, permuted, zero })
     }
 
     pub(crate) fn read(&self) -> Result<GptqWeight, ModelError> {

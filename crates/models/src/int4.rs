@@ -25,7 +25,7 @@ pub fn takes(outputs: usize, inputs: usize) -> bool {
 }
 
 /// The form of every matrix that is quantised.
-pub const FORM: GptqForm = GptqForm { group_size: GROUP, half_scales: true, ordered: false, zero: None };
+pub const FORM: GptqForm = GptqForm { group_size: GROUP, half_scales: true, permuted: false, zero: None };
 
 /// Only numbers can be quantised.
 pub(crate) fn check(of_file: &Quantization) -> Result<(), ModelError> {

@@ -155,7 +155,7 @@ fn awq_is_gptq_packed_differently() {
         assert_eq!(weight, quantised(gptq.weight(Q, outputs, inputs)));
         assert_eq!(weight.dequantise(), plain.matrix());
         let form = weights.quantised(Q, outputs, inputs).expect("a form").expect("it is quantised");
-        assert_eq!(form, GptqForm { group_size: size, half_scales: true, ordered: false, zero: None });
+        assert_eq!(form, GptqForm { group_size: size, half_scales: true, permuted: false, zero: None });
         multiplies_by(&weight, form, &plain.matrix());
     }
     let plain = Plain::random(16, 64, 32, false, None);
@@ -201,8 +201,8 @@ fn packed_integers_are_their_numbers() {
                 assert_eq!(u32::from(weight.integer(at / outputs, at % outputs)), *integer);
             }
             let form = weights.quantised(Q, outputs, inputs).expect("a form").expect("it is quantised");
-            let ordered = !plain.group_of_input.is_sorted();
-            assert_eq!(form, GptqForm { group_size: size, half_scales: true, ordered, zero: None });
+            let permuted = !plain.group_of_input.is_sorted();
+            assert_eq!(form, GptqForm { group_size: size, half_scales: true, permuted, zero: None });
             assert_eq!(weight.quantized().check(), Ok(()));
             multiplies_by(&weight, form, &plain.matrix());
             weights.release_weight(Q);
