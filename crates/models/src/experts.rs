@@ -12,7 +12,7 @@
 //! for the second.
 
 use crate::ModelError;
-use crate::config::ExpertsConfig;
+use crate::config::{ExpertsConfig, GateUpRows};
 use crate::gptq::{self, GptqWeight};
 use crate::mxfp4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
@@ -85,7 +85,8 @@ impl Experts<'_> {
     }
 
     /// Checks that the layout has gate and up rows in the order that the model expects.
-    pub(crate) fn check_order(&self, alternates: bool) -> Result<(), ModelError> {
+    pub(crate) fn check_order(&self, rows: GateUpRows) -> Result<(), ModelError> {
+        let alternates = rows == GateUpRows::Alternating;
         let one_by_one = |layer: &LayerExperts| {
             let what = "experts of this family are read from fused tensors, not one by one".to_string();
             Err(ModelError::tensor(&layer.path(Projection::Gate, 0), what))

@@ -102,7 +102,7 @@ impl<B: Backend> Builder<'_, B> {
         let router = self.router(&format!("{path}.{}", c.router), c, trained)?;
         let shape = ExpertsShape::of(c, hidden);
         let loaded = experts::load(self.source, path, shape)?;
-        loaded.check_order(c.clamp.is_some())?;
+        loaded.check_order(c.gate_up_rows)?;
         let gate_up_target = self.expert_target(path, ExpertTensor::GateUp)?;
         let down_target = self.expert_target(path, ExpertTensor::Down)?;
         // PEFT's later wrapper is the outer one: with a single target there is no inner name.

@@ -347,8 +347,18 @@ pub struct ExpertsConfig {
     pub router_bias: bool,
     /// Whether the matrices of experts have biases.
     pub biases: bool,
-    /// Clamped SwiGLU in place of SwiGLU; gate and up rows then alternate.
+    pub gate_up_rows: GateUpRows,
+    /// Clamped SwiGLU in place of SwiGLU.
     pub clamp: Option<ClampedSwiglu>,
+}
+
+/// The rows of the fused gate and up matrix of an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateUpRows {
+    /// All gate rows before all up rows.
+    Separate,
+    /// A gate row, an up row, and so on; only such experts are stored as MXFP4.
+    Alternating,
 }
 
 /// How router logits become scores.

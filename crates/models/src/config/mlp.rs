@@ -2,7 +2,7 @@
 //! limits. A family's file decides which layers have experts and how they are chosen.
 
 use super::fields::{AXIS_MAX, Fields};
-use super::layer::{ExpertsConfig, LayerConfig, MlpKind, MlpNames, Scoring, SharedExpertConfig};
+use super::layer::{ExpertsConfig, GateUpRows, LayerConfig, MlpKind, MlpNames, Scoring, SharedExpertConfig};
 use super::text::TextConfig;
 use crate::ModelError;
 
@@ -80,6 +80,7 @@ impl ExpertsDefaults {
             shared: None,
             router_bias: false,
             biases: false,
+            gate_up_rows: GateUpRows::Separate,
             clamp: None,
         })
     }

@@ -17,8 +17,8 @@ pub(crate) mod text;
 
 pub use layer::{
     Activation, AttentionConfig, AttentionKind, AttentionNames, DeltaConfig, DeltaNames, DeltaProjections,
-    ExpertsConfig, LatentConfig, LatentNames, LayerConfig, LayerNames, MlpKind, MlpNames, NormStyle, Rotary, Scoring,
-    SharedExpertConfig,
+    ExpertsConfig, GateUpRows, LatentConfig, LatentNames, LayerConfig, LayerNames, MlpKind, MlpNames, NormStyle,
+    Rotary, Scoring, SharedExpertConfig,
 };
 pub use quantization::{Fp8Config, GptqConfig, GptqFormat, Quantization};
 pub use rope::LocalRotation;

@@ -4,7 +4,7 @@
 //! This defines how to read the file's contents; its tensors decide which modules are quantised.
 
 use super::fields::{AXIS_MAX, Fields, shown};
-use super::layer::{LayerConfig, MlpKind};
+use super::layer::{GateUpRows, LayerConfig, MlpKind};
 use crate::ModelError;
 use isobit_proof::name::quoted;
 use serde_json::Value;
@@ -103,8 +103,11 @@ pub(crate) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<
 
 /// Only experts whose gate and up rows alternate are stored as MXFP4, and in no other way.
 pub(crate) fn check(fields: Fields, quantization: &Quantization, layers: &[LayerConfig]) -> Result<(), ModelError> {
-    let clamped = |layer: &LayerConfig| matches!(&layer.mlp, MlpKind::Experts(experts) if experts.clamp.is_some());
-    match (layers.iter().any(clamped), quantization) {
+    let alternates = |layer: &LayerConfig| match &layer.mlp {
+        MlpKind::Experts(experts) => experts.gate_up_rows == GateUpRows::Alternating,
+        MlpKind::Dense { .. } => false,
+    };
+    match (layers.iter().any(alternates), quantization) {
         (_, Quantization::None)
         | (true, Quantization::Mxfp4)
         | (false, Quantization::Fp8(_) | Quantization::Gptq(_) | Quantization::Bitsandbytes) => Ok(()),

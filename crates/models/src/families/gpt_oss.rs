@@ -7,7 +7,7 @@ use crate::config::attention::{read, typed_windows, with_windows};
 use crate::config::fields::{AXIS_MAX, POSITIONS_MAX};
 use crate::config::mlp::{ExpertsDefaults, check_experts};
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
-use crate::config::{AttentionConfig, ExpertsConfig, LayerNames, MlpKind, NormStyle};
+use crate::config::{AttentionConfig, ExpertsConfig, GateUpRows, LayerNames, MlpKind, NormStyle};
 use isobit_numerics::elementary::ClampedSwiglu;
 use isobit_numerics::rope::Yarn;
 
@@ -84,6 +84,7 @@ fn experts(text: &TextConfig) -> Result<ExpertsConfig, ModelError> {
         width: fields.size("intermediate_size", AXIS_MAX, text.defaults.intermediate)?,
         router_bias: true,
         biases: true,
+        gate_up_rows: GateUpRows::Alternating,
         clamp: Some(ClampedSwiglu { alpha: constant("swiglu_alpha", 1.702)?, limit: constant("swiglu_limit", 7.0)? }),
         ..EXPERTS.experts(fields, true)?
     };
