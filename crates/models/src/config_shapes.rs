@@ -110,7 +110,7 @@ impl WeightSource for ConfigShapes<'_> {
         mxfp4::shapes(name, shape.experts, rows, columns).ok().map(|shapes| shapes[part].clone())
     }
 
-    fn bytes(&self, _name: &str, _shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+    fn mxfp4_part(&self, _name: &str, _shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
         Ok(Cow::Borrowed(&[]))
     }
 

@@ -65,8 +65,8 @@ impl<'a> Packed<'a> {
         let [blocks, scales] = shapes(name, count, rows, columns)?;
         Ok(Self {
             name: name.to_string(),
-            blocks: source.bytes(&format!("{name}{}", PARTS[0]), &blocks)?,
-            scales: source.bytes(&format!("{name}{}", PARTS[1]), &scales)?,
+            blocks: source.mxfp4_part(&format!("{name}{}", PARTS[0]), &blocks)?,
+            scales: source.mxfp4_part(&format!("{name}{}", PARTS[1]), &scales)?,
             count,
             rows,
             groups: columns / GROUP,

@@ -97,9 +97,10 @@ pub trait WeightSource {
         None
     }
 
-    /// A tensor of bytes, which must have the given shape; no bytes if the source knows none.
-    fn bytes(&self, name: &str, _shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
-        Err(ModelError::tensor(name, "this source reads no bytes"))
+    /// The bytes of a part of an MXFP4 tensor, which must have the given shape; none if the source
+    /// knows only shapes.
+    fn mxfp4_part(&self, name: &str, _shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+        Err(ModelError::tensor(name, "this source does not read MXFP4"))
     }
 
     /// The matrix of the linear layer at `path`.
@@ -170,7 +171,7 @@ impl WeightSource for TensorFiles {
         Some(self.get(name).ok()?.shape.to_vec())
     }
 
-    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+    fn mxfp4_part(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
         stored_bytes(self.get(name)?, shape)
     }
 
@@ -298,10 +299,10 @@ impl WeightSource for Shapes<'_> {
         }
     }
 
-    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+    fn mxfp4_part(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
         match self {
             Self::All(_) => Ok(Cow::Borrowed(&[])),
-            Self::Of(source) => source.bytes(name, shape),
+            Self::Of(source) => source.mxfp4_part(name, shape),
         }
     }
 

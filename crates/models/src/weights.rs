@@ -296,7 +296,7 @@ impl WeightSource for Weights {
         Some(names)
     }
 
-    fn bytes(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
+    fn mxfp4_part(&self, name: &str, shape: &[usize]) -> Result<Cow<'_, [u8]>, ModelError> {
         let tensor = self.get(name)?;
         if self.quantization != Quantization::Mxfp4 {
             let what = "it is quantised, but the config has no `quantization_config` of method mxfp4".to_string();
