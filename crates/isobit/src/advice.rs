@@ -73,10 +73,7 @@ impl Change {
 
     fn offload(mut self, offload: Offload) -> Self {
         self.run.offload = offload;
-        let parts =
-            [(offload.optimizer, "optimizer"), (offload.activations, "activations"), (offload.weights, "weights")];
-        let names: Vec<&str> = parts.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect();
-        let names = if names.is_empty() { "none".to_string() } else { names.join(",") };
+        let names = if offload.is_none() { "none".to_string() } else { offload.names().join(",") };
         self.sets.push(format!("offload={names}"));
         self
     }

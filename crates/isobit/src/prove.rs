@@ -151,7 +151,7 @@ fn joined(segments: &[Segment], chosen: &[usize]) -> Vec<RangeInclusive<u64>> {
 
 fn text(receipt: &Receipt, done: &Reexecution, path: &Path, key: Option<&PrivateKey>) -> Vec<String> {
     let Reexecution { segments, replayed, challenge, .. } = done;
-    let updates: u64 = replayed.iter().map(|at| segments[*at].last - segments[*at].first + 1).sum();
+    let updates: u64 = replayed.iter().map(|at| segments[*at].updates()).sum();
     let (count, all, of) = (replayed.len(), segments.len(), receipt.made.updates);
     let mut lines = vec![format!("replayed {count} of {all} segments, {updates} of {of} updates: the same bits")];
     if replayed.len() < segments.len() {

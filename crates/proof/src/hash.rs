@@ -12,11 +12,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::Read;
 use std::path::Path;
-
-/// Bytes read at a time.
-const BUFFER_BYTES: usize = 1 << 20;
 
 /// A BLAKE3 hash; shown, stored and read as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,22 +86,11 @@ pub struct FileRecord {
 impl FileRecord {
     /// Size and hash from one pass over the file.
     pub fn of(path: &Path) -> Result<Self, FileError> {
-        let failed = |error| FileError::from_io("read", path, error);
-        let (mut file, _) = regular::open(path)?;
-        let mut hasher = blake3::Hasher::new();
-        let mut buffer = vec![0; BUFFER_BYTES];
-        let mut size = 0;
-        loop {
-            match file.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(count) => {
-                    hasher.update(&buffer[..count]);
-                    size += count as u64;
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
+        let (mut hasher, mut size) = (blake3::Hasher::new(), 0);
+        regular::read_in_pieces(path, |piece| {
+            hasher.update(piece);
+            size += piece.len() as u64;
+        })?;
         Ok(Self { size, blake3: Hash(*hasher.finalize().as_bytes()) })
     }
 }
@@ -305,7 +290,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("a");
-        let bytes: Vec<u8> = (0..BUFFER_BYTES * 2 + 17).map(|i| (i % 253) as u8).collect();
+        let bytes: Vec<u8> = (0..regular::PIECE_BYTES * 2 + 17).map(|i| (i % 253) as u8).collect();
         std::fs::write(&path, &bytes).expect("written");
         assert_eq!(Hash::of_file(&path).expect("read"), Hash::of_bytes(&bytes));
         assert!(Hash::of_file(folder.path()).is_err());

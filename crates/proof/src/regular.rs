@@ -8,6 +8,9 @@ use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
+/// Bytes that [`read_in_pieces`] reads at a time.
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
+
 /// Opens a regular file for reading; the second value is its size in bytes.
 pub fn open(path: &Path) -> Result<(File, u64), FileError> {
     let failed = |error| FileError::from_io("read", path, error);
@@ -21,6 +24,20 @@ pub fn open(path: &Path) -> Result<(File, u64), FileError> {
     let file = File::open(path).map_err(failed)?;
     let size = regular(file.metadata().map_err(failed)?)?;
     Ok((file, size))
+}
+
+/// Reads a regular file of any size from start to end, in constant memory.
+pub(crate) fn read_in_pieces(path: &Path, mut take: impl FnMut(&[u8])) -> Result<(), FileError> {
+    let (mut file, _) = open(path)?;
+    let mut buffer = vec![0; PIECE_BYTES];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => take(&buffer[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(FileError::from_io("read", path, error)),
+        }
+    }
 }
 
 /// Reads a regular file of at most `limit` bytes.

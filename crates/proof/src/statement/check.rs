@@ -5,7 +5,7 @@
 
 use super::envelope::Envelope;
 use super::key::PublicKey;
-use super::segments::{Challenge, chosen};
+use super::segments::{Challenge, Segment, chosen};
 use super::{PREDICATE, TYPE, definition, sha256};
 use crate::error::FileError;
 use crate::json::UniqueValue;
@@ -98,12 +98,15 @@ fn check_subjects(
 /// What is wrong with the segments it lists: they cover the run without gaps, and a given challenge
 /// chooses exactly those that were replayed.
 fn wrong_choice(said: &Value, receipt: &Receipt) -> Option<&'static str> {
-    let Some(segments) = said["segments"].as_array() else { return Some("it does not say what was replayed") };
-    let number = |segment: &Value, key: &str| segment[key].as_u64();
-    let mut done = 0;
-    for segment in segments {
-        match (number(segment, "first"), number(segment, "last")) {
-            (Some(first), Some(last)) if first == done + 1 && last >= first => done = last,
+    let Some(listed) = said["segments"].as_array() else { return Some("it does not say what was replayed") };
+    let (mut segments, mut done) = (Vec::new(), 0_u64);
+    for segment in listed {
+        let [first, last, from] = ["first", "last", "starts_after"].map(|key| segment[key].as_u64());
+        match (first, last) {
+            (Some(first), Some(last)) if done.checked_add(1) == Some(first) && last >= first => {
+                segments.push(Segment { first, last, from: from.unwrap_or(0) });
+                done = last;
+            }
             _ => return Some("its segments do not follow one another"),
         }
     }
@@ -111,9 +114,9 @@ fn wrong_choice(said: &Value, receipt: &Receipt) -> Option<&'static str> {
         return Some("its segments are not the updates of the run");
     }
     let is_replayed = |segment: &Value| segment["reexecuted"] == true;
-    let replayed: Vec<usize> = (0..segments.len()).filter(|at| is_replayed(&segments[*at])).collect();
-    let updates = |at: &usize| Some(number(&segments[*at], "last")? + 1 - number(&segments[*at], "first")?);
-    if said["reexecuted_updates"].as_u64() != replayed.iter().map(updates).sum::<Option<u64>>() {
+    let replayed: Vec<usize> = (0..listed.len()).filter(|at| is_replayed(&listed[*at])).collect();
+    let updates: u64 = replayed.iter().map(|at| segments[*at].updates()).sum();
+    if said["reexecuted_updates"].as_u64() != Some(updates) {
         return Some("its count of replayed updates is not that of its segments");
     }
     let challenge = match said["challenge"]["hex"].as_str() {

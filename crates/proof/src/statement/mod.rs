@@ -23,7 +23,6 @@ use crate::regular;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 
 /// The file of a run's statement.
@@ -97,7 +96,7 @@ fn reexecution(receipt: &Receipt, done: &Reexecution) -> Value {
         json!({ "first": segment.first, "last": segment.last, "starts_after": segment.from,
             "reexecuted": replayed.contains(&at) })
     };
-    let updates = |at: &usize| segments[*at].last - segments[*at].first + 1;
+    let updates = |at: &usize| segments[*at].updates();
     let mut object = Map::new();
     let mut put = |key: &str, value: Value| object.insert(key.to_string(), value);
     put("updates", receipt.made.updates.into());
@@ -125,15 +124,7 @@ fn reexecution(receipt: &Receipt, done: &Reexecution) -> Value {
 
 /// SHA-256 of a file, in hexadecimal digits.
 fn sha256(path: &Path) -> Result<String, FileError> {
-    let (mut file, _) = regular::open(path)?;
-    let (mut hasher, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => hasher.update(&buffer[..count]),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(FileError::from_io("read", path, error)),
-        }
-    }
+    let mut hasher = Sha256::new();
+    regular::read_in_pieces(path, |piece| hasher.update(piece))?;
     Ok(Hash(hasher.finalize().into()).to_string())
 }

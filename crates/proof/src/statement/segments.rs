@@ -14,6 +14,13 @@ pub struct Segment {
     pub from: u64,
 }
 
+impl Segment {
+    /// How many updates it has.
+    pub fn updates(self) -> u64 {
+        self.last - self.first + 1
+    }
+}
+
 /// What chooses segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Challenge {
