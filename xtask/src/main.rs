@@ -44,7 +44,8 @@ cargo xtask check [--fast]
 cargo xtask tidy
     hygiene of the repository
 cargo xtask docs
-    writes the generated pages: docs/cli.md, config.md, models.md, ops.md and the table of devices.md
+    writes the generated pages: docs/cli.md, config.md, models.md, ops.md, the table of devices.md and a line of
+    doctor.md
 cargo xtask same-bits REVISION
     does the reference give the same bits as at another revision?
 cargo xtask bless --reason \"WHY THE BITS ARE NEW\"
