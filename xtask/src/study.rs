@@ -2,8 +2,7 @@
 //! Markdown tables to stdout.
 //!
 //! It justifies the constants of the arithmetic: the chunk length, one weight scale per row, which
-//! products of slices are kept. `docs/numerics.md`, "Measurements behind the constants", quotes its
-//! output.
+//! products of slices are kept. `docs/accuracy.md` quotes its output.
 
 use crate::arguments::Arguments;
 use crate::study_data::{Data, Random, Weights};
