@@ -1,7 +1,7 @@
 //! A training run, in order: build or restore, then step, measure, evaluate and save, until it is
 //! done or asked to stop. What happens at a step is a function of the config and the step alone, so
 //! a resumed run equals the uninterrupted one.
-#![expect(clippy::float_arithmetic, reason = "means of losses for the metrics")]
+#![expect(clippy::float_arithmetic, reason = "sums of losses and of seconds")]
 
 use crate::audit::{self, Auditor};
 use crate::checkpoint::{self, Opened, Progress, RESOLVED, Start};
@@ -9,9 +9,11 @@ use crate::config::{self, Adapter, Run};
 use crate::data::EpochOrder;
 use crate::data_record;
 use crate::engine::Engine;
-use crate::metrics::{Event, Metrics, Record, Timing};
-use crate::model_folder::{self, ModelFolder, Shapes};
-use crate::prepare::{Prepared, RunError, base_digest, build_settings, step_settings};
+use crate::final_folder::{self, Final};
+use crate::log::{self, Log, SinceLog};
+use crate::metrics::{Event, Metrics, Record};
+use crate::model_folder;
+use crate::prepare::{Prepared, RunError, build_settings, step_settings};
 use crate::ranks::shards::Shards;
 use crate::ranks::{Team, sharded, update};
 use crate::record::{self, Recorder};
@@ -19,7 +21,7 @@ use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::starting_adapter;
-use crate::state::{Live, State};
+use crate::state::State;
 use crate::step::{Evaluation, StepReport};
 use crate::tensorboard::EventFile;
 use crate::trainer::{Placement, Trainer};
@@ -35,7 +37,8 @@ use isobit_proof::{FileError, disk, receipt};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Observes a run. Nothing here changes a result.
+/// Observes a run, and answers for its surroundings: the clock, a second device for audits, what
+/// the receipt says of the machine, and when to stop. Nothing here changes a result.
 pub trait Watch {
     fn started(&mut self, _prepared: &Prepared, _trained: usize, _from_step: u64) {}
     /// Seconds since an arbitrary moment, for the timing fields.
@@ -146,7 +149,7 @@ pub fn train_with<E: Engine>(
     watch.started(prepared, trained_count, state.progress.step);
     let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), team, watch)?;
     if let Outcome::Finished { .. } = outcome {
-        let finish = |(result, log): (&Final<'_>, &mut Log)| finish(&state, prepared, result, log);
+        let finish = |(result, log): (&Final<'_>, &mut Log)| final_folder::finish(&state, prepared, result, log);
         team.agree_on(result.as_ref().zip(log.as_mut()).map_or(Ok(()), finish))?;
     }
     team.end();
@@ -435,143 +438,15 @@ fn evaluate<E: Engine>(
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let event =
         Event::Eval { loss: evaluation.loss(), accuracy: evaluation.accuracy(), tokens: evaluation.targets as u64 };
-    let timing = timing(watch.seconds() - begun, tokens, waited);
+    let timing = log::timing(watch.seconds() - begun, tokens, waited);
     if let Some(log) = log {
-        log.append(&record(prepared, &state.progress, event, timing), watch)?;
+        log.append(&log::record(prepared, &state.progress, event, timing), watch)?;
     }
     watch.evaluated(state.progress.step, &evaluation, better);
     Ok(record::evaluated(&evaluation, better))
 }
 
-/// The future contents of the folder `final`, settled before the first step: a run should not end
-/// with a result that cannot be saved.
-enum Final<'a> {
-    Adapter { config: &'a serde_json::Value, shapes: Shapes },
-    Model(ModelFolder<'a>),
-}
-
-impl<'a> Final<'a> {
-    fn new<E: Engine>(
-        state: &State<E>,
-        prepared: &'a Prepared,
-        adapter_config: Option<&'a serde_json::Value>,
-    ) -> Result<Self, RunError> {
-        let shapes: Shapes = state.engine.tensors().iter().flat_map(TrainedTensor::in_file).collect();
-        let Prepared { run, model, weights, .. } = prepared;
-        Ok(match adapter_config {
-            Some(config) => Self::Adapter { config, shapes },
-            None => Self::Model(ModelFolder::new(&run.base_model, model, weights, &shapes, run.training.save_dtype)?),
-        })
-    }
-}
-
-/// Writes the folder `final`: the best weights if the config asks for them, else the last.
-fn finish<E: Engine>(state: &State<E>, prepared: &Prepared, result: &Final<'_>, log: &mut Log) -> Result<(), RunError> {
-    let run = &prepared.run;
-    let best = checkpoint::best(&run.output_dir)?.filter(|_| run.training.load_best_model_at_end);
-    let saved = match best {
-        Some(best) if best.step != state.progress.step => {
-            Some(checkpoint::open(&checkpoint::folder_of(&run.output_dir, best.step), &prepared.identity)?)
-        }
-        _ => None,
-    };
-    let mut live = Live::new(&state.engine);
-    let mut tensor = |name: &str, shape: &[usize]| match &saved {
-        Some(saved) => Ok(saved.weight(name, shape)?),
-        None => live.tensor(name),
-    };
-    let mut put = |folder: &Path| match result {
-        Final::Adapter { config, shapes } => checkpoint::put_adapter(folder, config, |path| {
-            model_folder::put_tensors(path, shapes, run.training.save_dtype, &mut tensor)
-        }),
-        Final::Model(whole) => {
-            let names = whole.write(folder, &mut tensor)?;
-            check_base(prepared)?;
-            Ok(names)
-        }
-    };
-    checkpoint::replace_final(&run.output_dir, &prepared.identity, |folder| {
-        let mut names = put(folder)?;
-        if let Some(record) = &mut log.record {
-            record.finish(folder, &names, &state.progress)?;
-            names.push(receipt::NAME.to_string());
-        }
-        Ok::<_, RunError>(names)
-    })?;
-    log.write_receipt(&state.progress, &run.output_dir)
-}
-
-/// Frozen tensors of the result are copied from the base's files: those must be what they were when
-/// the run began.
-fn check_base(prepared: &Prepared) -> Result<(), RunError> {
-    let folder = &prepared.run.base_model;
-    if base_digest(folder, &prepared.weights)?.to_string() == prepared.identity.base {
-        return Ok(());
-    }
-    Err(FileError::Malformed {
-        path: folder.clone(),
-        what: "the base model changed during the run; restore it and run again with `--resume`".to_string(),
-    }
-    .into())
-}
-
 /// The last component of a path: nothing absolute is stored.
 fn base_name(folder: &Path) -> String {
     folder.file_name().map_or("base".to_string(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Where lines go: `metrics.jsonl`, the chain, and TensorBoard's file if requested.
-struct Log {
-    metrics: Metrics,
-    events: Option<EventFile>,
-    /// None if the run continues one that has no chain.
-    record: Option<Recorder>,
-}
-
-impl Log {
-    fn write_receipt(&self, progress: &Progress, output_dir: &Path) -> Result<(), RunError> {
-        self.record.as_ref().map_or(Ok(()), |record| record.write(output_dir, progress, self.metrics.digest()))
-    }
-
-    fn append(&mut self, record: &Record, watch: &mut dyn Watch) -> Result<(), RunError> {
-        self.metrics.append(record)?;
-        watch.logged(record);
-        if let Some(events) = &mut self.events {
-            events.scalars(record.step, watch.wall_seconds(), &record.scalars())?;
-            events.flush()?;
-        }
-        Ok(())
-    }
-}
-
-/// Time since the last line of the metrics. Not part of the state: timing is never compared.
-#[derive(Default)]
-struct SinceLog {
-    seconds: f64,
-    tokens: usize,
-    /// Of the seconds, those spent waiting for other ranks; None without any.
-    communication: Option<f64>,
-}
-
-impl SinceLog {
-    fn add(&mut self, report: &StepReport, seconds: f64, communication: Option<f64>) {
-        self.seconds += seconds;
-        self.tokens += report.tokens;
-        self.communication = communication.map(|more| self.communication.unwrap_or(0.0) + more);
-    }
-
-    fn record(&self, prepared: &Prepared, progress: &Progress, last: &StepReport, learning_rate: f64) -> Record {
-        let loss = progress.loss_sum / progress.loss_count as f64;
-        let event = Event::Train { loss, learning_rate, grad_norm: f64::from(last.grad_norm) };
-        record(prepared, progress, event, timing(self.seconds, self.tokens, self.communication))
-    }
-}
-
-fn timing(seconds: f64, tokens: usize, communication_s: Option<f64>) -> Timing {
-    Timing { seconds, tokens_per_s: if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }, communication_s }
-}
-
-fn record(prepared: &Prepared, progress: &Progress, event: Event, timing: Timing) -> Record {
-    let epoch = progress.step as f64 / prepared.steps.per_epoch as f64;
-    Record { step: progress.step, epoch, tokens: progress.tokens_seen, event, timing: Some(timing) }
 }
