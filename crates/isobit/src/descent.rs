@@ -11,7 +11,6 @@ use isobit_autograd::Offload;
 use isobit_kernels::observe::Observed;
 use isobit_kernels::{Backend, Reference};
 use isobit_models::build::Settings;
-use isobit_models::build_whole;
 use isobit_numerics::digest::Digest;
 use isobit_training::descent::{Before, Differing, Execution, Executor, Pair, first_element};
 use isobit_training::prepare::{Prepared, RunError};
@@ -98,9 +97,8 @@ fn engine<B: Backend>(
     settings: &Settings,
 ) -> Result<Observing<B>, RunError> {
     let backend = Observed { inner: backend, observer: Watcher::Trace(tracer.clone()) };
-    let (prepared, offload) = (&subject.prepared, Offload::NONE);
-    let built = build_whole(&backend, &prepared.model, &prepared.weights, settings, offload)?;
-    Ok(Trainer::placed(backend, built, Placement::new(offload, true, 1))?)
+    let (prepared, placement) = (&subject.prepared, Placement::new(Offload::NONE, true, 1));
+    Trainer::whole(backend, &prepared.model, &prepared.weights, settings, placement)
 }
 
 /// A replay, and for every update that agrees with the record a digest of what its ops wrote.

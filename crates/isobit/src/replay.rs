@@ -9,10 +9,8 @@ use crate::fits::Ranks;
 use crate::model;
 use crate::stderr::tell;
 use crate::train::Devices;
-use isobit_autograd::Offload;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
-use isobit_models::build_whole;
 use isobit_proof::chain::Chain;
 use isobit_proof::receipt::Receipt;
 use isobit_training::checkpoint::RESOLVED;
@@ -189,10 +187,8 @@ impl Job for Replaying<'_> {
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let Subject { prepared, chain, threads, .. } = self.subject;
         let make = |settings: &Settings| {
-            let has_memory = backend.device_peak_bytes().is_some();
-            let offload = if has_memory { prepared.run.offload } else { Offload::NONE };
-            let built = build_whole(&backend, &prepared.model, &prepared.weights, settings, offload)?;
-            Ok(Trainer::placed(backend, built, Placement::new(offload, true, *threads))?)
+            let placement = Placement::new(prepared.run.offload, true, *threads);
+            Trainer::whole(backend, &prepared.model, &prepared.weights, settings, placement)
         };
         replay::replay(make, prepared, chain, self.steps, self.watch)
     }

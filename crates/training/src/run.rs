@@ -25,10 +25,9 @@ use crate::state::State;
 use crate::step::{Evaluation, StepReport};
 use crate::tensorboard::EventFile;
 use crate::trainer::{Placement, Trainer};
-use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
 use isobit_models::build::Settings;
-use isobit_models::{Trained, TrainedTensor, build_whole, peft};
+use isobit_models::{Trained, TrainedTensor, peft};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::chain;
 use isobit_proof::layout::TENSORBOARD;
@@ -98,12 +97,9 @@ pub fn train<B: Backend>(
     watch: &mut dyn Watch,
 ) -> Result<Outcome, RunError> {
     let make = |settings: &Settings| {
-        // Without memory of its own a device has nothing to offload.
-        let has_memory = backend.device_peak_bytes().is_some();
-        let offload = if has_memory { prepared.run.offload } else { Offload::NONE };
-        let built = build_whole(&backend, &prepared.model, &prepared.weights, settings, offload)?;
         let with_moments = !is_sharded(&prepared.run, team);
-        Ok(Trainer::placed(backend, built, Placement::new(offload, with_moments, team.threads()))?)
+        let placement = Placement::new(prepared.run.offload, with_moments, team.threads());
+        Trainer::whole(backend, &prepared.model, &prepared.weights, settings, placement)
     };
     train_with(make, prepared, start, team, watch)
 }

@@ -3,6 +3,7 @@
 use crate::batch::{Batch, BatchPosition};
 use crate::engine::{Engine, Stored};
 use crate::host_optimizer::HostOptimizer;
+use crate::prepare::RunError;
 use crate::row::Row;
 use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
 use isobit_autograd::{
@@ -12,7 +13,8 @@ use isobit_kernels::backend::BegunDigests;
 use isobit_kernels::op::{AdamWTensor, AdamWUpdate, AnyBuffer, IGNORED, SumSquares};
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure, Place};
-use isobit_models::{Built, Model, TrainedTensor};
+use isobit_models::build::Settings;
+use isobit_models::{Built, Config, Model, TrainedTensor, WeightSource, build_whole};
 use isobit_numerics::adamw::{AdamW, Coefficients};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
@@ -76,6 +78,21 @@ impl<B: Backend> Trainer<B> {
         let (memory, moments, optimizer) = (Memory::new(), Vec::new(), None);
         let (offload, host, gradients_place) = (Offload::NONE, None, None);
         Self { backend, model, parameters, moments, optimizer, tensors, ids, memory, offload, host, gradients_place }
+    }
+
+    /// Builds the whole model and places it. Without memory of its own a device has nothing to
+    /// offload.
+    pub fn whole(
+        backend: B,
+        config: &Config,
+        source: &dyn WeightSource,
+        settings: &Settings,
+        placement: Placement,
+    ) -> Result<Self, RunError> {
+        let has_memory = backend.device_peak_bytes().is_some();
+        let offload = if has_memory { placement.offload } else { Offload::NONE };
+        let built = build_whole(&backend, config, source, settings, offload)?;
+        Ok(Self::placed(backend, built, Placement { offload, ..placement })?)
     }
 
     /// With what `placement` says in host memory. The model was built for it (`build_placed`).

@@ -16,7 +16,7 @@ use isobit_autograd::{Offload, Policy};
 use isobit_kernels::Backend;
 use isobit_kernels::observe::Observed;
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, RandomSource, Trained, WeightSource, build_whole};
+use isobit_models::{Config, LoraConfig, RandomSource, Trained, WeightSource};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 use isobit_training::engine::Engine;
@@ -281,11 +281,8 @@ impl Job for Measuring<'_> {
 
 fn measure_one<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops: &Times) -> Result<(), Failure> {
     let Subject { model, source, settings, opening, .. } = subject;
-    let has_memory = backend.device_peak_bytes().is_some();
-    let offload = if has_memory { opening.offload } else { Offload::NONE };
-    let built = build_whole(&backend, model, &**source, settings, offload).map_err(RunError::from)?;
-    let placement = Placement::new(offload, true, opening.threads);
-    let trainer = Trainer::placed(backend, built, placement).map_err(RunError::from)?;
+    let placement = Placement::new(opening.offload, true, opening.threads);
+    let trainer = Trainer::whole(backend, model, &**source, settings, placement)?;
     measure(trainer, subject, arguments, ops)
 }
 
