@@ -104,13 +104,11 @@ fn of_ranks(distinct: &[(Vec<usize>, &RankPlan)], mut objects: Vec<serde_json::V
     for ((ranks, _), object) in distinct.iter().zip(&mut objects) {
         object["ranks"] = ranks.clone().into();
     }
-    let fits = |wanted: Option<bool>| move |object: &serde_json::Value| object["fits"].as_bool() == wanted;
-    let all = match () {
-        () if objects.iter().any(fits(Some(false))) => Some(false),
-        () if objects.iter().any(fits(None)) => None,
-        () => Some(true),
-    };
-    serde_json::json!({ "ranks": objects, "fits": all })
+    let has = |answer: Option<bool>| objects.iter().any(|object| object["fits"].as_bool() == answer);
+    // One that is known not to fit decides.
+    let unknown = if has(None) { None } else { Some(true) };
+    let fits = if has(Some(false)) { Some(false) } else { unknown };
+    serde_json::json!({ "ranks": objects, "fits": fits })
 }
 
 fn print_object(mut object: serde_json::Value) -> std::io::Result<()> {
