@@ -3,16 +3,11 @@
 //! A number is identified by (seed, purpose, step, row, tensor, element). Seed and purpose make the
 //! key, the rest is the counter, so any thread or device can produce any element independently.
 
-use crate::Fma;
-use crate::elementary::{cos, ln, sin};
-
 const MULTIPLIER_0: u32 = 0xd251_1f53;
 const MULTIPLIER_1: u32 = 0xcd9e_8d57;
 const WEYL_0: u32 = 0x9e37_79b9;
 const WEYL_1: u32 = 0xbb67_ae85;
 
-/// 2π rounded to float32.
-const TWO_PI: f32 = f32::from_bits(0x40c9_0fdb);
 /// 2⁻²⁴.
 const UNIT: f32 = f32::from_bits((127 - 24) << 23);
 
@@ -103,21 +98,9 @@ pub const fn keep(word: u32, threshold: u32) -> bool {
     word >= threshold
 }
 
-/// Two independent standard normal numbers from two words, by Box and Muller: the first word gives
-/// the radius, the second the angle. The radius is at most 5.77.
-#[inline(always)]
-pub fn normal_pair<F: Fma>(words: [u32; 2]) -> (f32, f32) {
-    // In (0, 1], so that the logarithm is finite.
-    let open = ((words[0] >> 8) + 1) as i32 as f32 * UNIT;
-    let radius = (-2.0 * ln::<F>(open)).sqrt();
-    let angle = TWO_PI * uniform(words[1]);
-    (radius * cos::<F>(angle), radius * sin::<F>(angle))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SoftFma;
 
     #[test]
     fn known_answers_of_random123() {
@@ -164,31 +147,5 @@ mod tests {
         assert_eq!(dropout_threshold(0.1), 429496730);
         assert_eq!(dropout_threshold(1.0 - f64::EPSILON / 2.0), u32::MAX);
         assert!(keep(0, 0) && keep(5, 5) && !keep(4, 5));
-    }
-
-    #[test]
-    fn normal_numbers_have_the_moments_of_a_normal() {
-        let key = Key::new(7, Purpose::TestData);
-        let count = 200_000u32;
-        let (mut sum, mut square, mut fourth) = (0.0f64, 0.0f64, 0.0f64);
-        for index in 0..count / 4 {
-            let [a, b, c, d] = block(key, 0, 0, 0, index);
-            for words in [[a, b], [c, d]] {
-                let (x, y) = normal_pair::<SoftFma>(words);
-                for z in [f64::from(x), f64::from(y)] {
-                    sum += z;
-                    square += z * z;
-                    fourth += z * z * z * z;
-                }
-            }
-        }
-        let n = f64::from(count);
-        // Five standard deviations of each estimate: 1, √2 and √96 over √n.
-        assert!((sum / n).abs() < 5.0 / n.sqrt());
-        assert!((square / n - 1.0).abs() < 5.0 * (2.0 / n).sqrt());
-        assert!((fourth / n - 3.0).abs() < 5.0 * (96.0 / n).sqrt());
-        let edge = normal_pair::<SoftFma>([0, 0]);
-        assert!((edge.0 - 5.768108).abs() < 1e-5 && edge.1 == 0.0);
-        assert_eq!(normal_pair::<SoftFma>([u32::MAX, 0]).0, 0.0);
     }
 }
