@@ -23,8 +23,12 @@ FUNCTION GLOBAL const int *uniform_pointer(GLOBAL const int *pointer) {
 }
 
 // The word at a uniform pointer plus a lane's offset in bytes. AMD's devices add the two in the
-// load instruction, which the compiler uses only if it cannot move parts of the sum.
+// load instruction, which the compiler uses only if it cannot move parts of the sum. LLVM 15 and 16
+// stop at a pointer for scalar registers that they have computed in vector registers.
 FUNCTION int load_word(GLOBAL const int *shared, uint *offset) {
+#if defined(__AMDGCN__) && __clang_major__ < 19
+    shared = uniform_pointer(shared);
+#endif
     GLOBAL_SPACE const uchar *pointer = (GLOBAL_SPACE const uchar *)shared;
 #if defined(__AMDGCN__)
     __asm__("" : "+s"(pointer));

@@ -196,9 +196,10 @@ fn code_objects_of_hiprtc() {
     }
     let work_max = WORK_MAX.to_string();
     for architecture in [Architecture::Gfx906, Architecture::Gfx908] {
-        let arguments = ["elementary", "rms_norm", "product", "adamw", "--toolchain", "hiprtc", "--work", &work_max];
+        let ops = ["elementary", "rms_norm", "product", "product4", "attention", "adamw"];
         let mut conform = Command::new(env!("CARGO_BIN_EXE_conform"));
-        let output = conform.args(arguments).args(["--on", architecture.name()]).output().expect("conform");
+        conform.args(ops).args(["--toolchain", "hiprtc", "--work", &work_max, "--on", architecture.name()]);
+        let output = conform.output().expect("conform");
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
         assert!(text.contains("0 differences"), "{text}");
