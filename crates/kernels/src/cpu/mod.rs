@@ -159,11 +159,6 @@ impl Device for Cpu {
         Ok(())
     }
 
-    fn unpack(&self, device: &mut Buffer<f32>, parcel: &mut Parcel) -> Result<(), DeviceFailure> {
-        device.copy_from_slice(parcel.numbers()?);
-        Ok(())
-    }
-
     fn host_zeros<T: Element>(&self, length: usize) -> Buffer<T> {
         Buffer::zeros(length)
     }

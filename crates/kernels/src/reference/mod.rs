@@ -40,7 +40,6 @@ use crate::HostOps;
 use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
 use crate::buffer::{self, Buffer, Element};
 use crate::op::{AsQuantized, QuantizedShape, SliceShape};
-use crate::parcel::Parcel;
 use std::rc::Rc;
 
 /// The backend that is correct by definition.
@@ -79,16 +78,6 @@ impl Device for Reference {
 
     fn download<T: Element>(&self, device: &Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
         Ok(buffer::copied(device))
-    }
-
-    fn pack(&self, parcel: &mut Parcel, device: &Buffer<f32>) -> Result<(), DeviceFailure> {
-        parcel.numbers_mut()?.copy_from_slice(device);
-        Ok(())
-    }
-
-    fn unpack(&self, device: &mut Buffer<f32>, parcel: &mut Parcel) -> Result<(), DeviceFailure> {
-        device.copy_from_slice(parcel.numbers()?);
-        Ok(())
     }
 
     fn host_zeros<T: Element>(&self, length: usize) -> Buffer<T> {
