@@ -80,9 +80,10 @@ cargo xtask scratch-model FOLDER
     random weights of 20 million parameters, this repository's text and a config to train them with
 cargo xtask gptq-model FOLDER
     a base of four bits with the widths of Qwen3.5-35B-A3B, 4 of its layers (2 GB), and a config to train it with
-cargo xtask torture [kills|faults|files|fuzz|mistakes] [--count N] [--seed S] [--jobs N] [--case N] [--keep FOLDER]
+cargo xtask torture [kills|faults|files|fuzz|mistakes] [--count N] [--seed S] [--jobs N] [--seconds N] [--case N] [--keep FOLDER]
     the release binary under kills and signals, failing system calls (needs strace), hostile files, fuzzed inputs and the
-    mistakes of users: about 20 minutes for all; --case repeats one, fuzz needs --target NAME with it
+    mistakes of users: about 20 minutes for all; --case repeats one, fuzz needs --target NAME with it; after --seconds
+    nothing new begins; --isobit PROGRAM is another binary
 cargo xtask crash [--seed S] [--states N] [--walks N]
     power cuts at every moment of a small run on a simulated disk, which loses and tears what was not synced; every change
     to the disk fails once; and planted mistakes are found

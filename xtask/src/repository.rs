@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder of the workspace's `Cargo.toml`.
+/// The folder of the workspace's `Cargo.toml`; the current folder where this program was brought
+/// to another machine than it was built on.
 pub(crate) fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
-    xtask.parent().unwrap_or(xtask).to_path_buf()
+    if xtask.is_dir() { xtask.parent().unwrap_or(xtask).to_path_buf() } else { PathBuf::from(".") }
 }
 
 /// Every text file, relative to the root and in order, without build outputs and git's own files.

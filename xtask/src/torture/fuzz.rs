@@ -22,7 +22,7 @@ use std::time::Duration;
 pub(crate) const WORKER: &str = "fuzz-worker";
 const COUNT: usize = 820_000;
 /// Inputs per worker.
-const CHUNK: usize = 20_000;
+const CHUNK: usize = 5_000;
 /// Time limit of one input.
 const HANG_SECONDS: u64 = 20;
 /// Worker deaths in one chunk before the rest of it is given up.
@@ -86,9 +86,11 @@ fn chunks(settings: &Settings) -> Result<Vec<Chunk>, String> {
     for target in targets {
         let total = (count * target.share).div_ceil(shares);
         let starts = (0..total).step_by(CHUNK);
-        chunks.extend(starts.map(|from| Chunk { target, from, to: (from + CHUNK).min(total) }));
+        chunks.extend(starts.map(|from| (from * 1_000 / total, Chunk { target, from, to: (from + CHUNK).min(total) })));
     }
-    Ok(chunks)
+    // All targets in turn, so that a run that is cut short has tried each.
+    chunks.sort_by_key(|(part, _)| *part);
+    Ok(chunks.into_iter().map(|(_, chunk)| chunk).collect())
 }
 
 /// Runs workers over a chunk until it is done. Returns the number of inputs tried, and the
@@ -130,7 +132,10 @@ fn supervised(seed: u64, chunk: &Chunk, place: &Path) -> Result<(usize, Vec<Find
         let how = match status.map(|status| (status.code(), status.signal())) {
             Some((Some(0), _)) => break,
             Some((Some(1), _)) => return Err(format!("a worker of {}: {told}", chunk.target.name)),
-            Some((Some(code), _)) if REFUSALS.contains(&code) => None,
+            Some((Some(code), _)) if REFUSALS.contains(&code) => {
+                writeln!(appended(&place.join(REACHED))?, "exit code {code}").map_err(failed)?;
+                None
+            }
             Some((code, signal)) => Some(format!("the process died ({code:?}, signal {signal:?}): {told}")),
             None => Some(format!("no end within {HANG_SECONDS} s")),
         };
@@ -184,7 +189,7 @@ pub(crate) fn work(arguments: &mut Arguments) -> Result<(), String> {
     let last = std::sync::Arc::new(Mutex::new(String::new()));
     let seen = std::sync::Arc::clone(&last);
     std::panic::set_hook(Box::new(move |panic| *locked(&seen) = panic.to_string().replace('\n', " ")));
-    let mut reached: BTreeMap<String, u64> = BTreeMap::new();
+    let mut reached = appended(&place.join(REACHED))?;
     for case in from..to {
         progress.write_all_at(&(case as u64).to_le_bytes(), 0).map_err(failed)?;
         let input = (target.make)(&mut Random::of(seed, target.name, case), &corpus);
@@ -193,7 +198,7 @@ pub(crate) fn work(arguments: &mut Arguments) -> Result<(), String> {
         }
         let what = match catch_unwind(AssertUnwindSafe(|| check(&input))) {
             Ok(Ok(how_far)) => {
-                *reached.entry(kind_of(&how_far)).or_default() += 1;
+                writeln!(reached, "{}", kind_of(&how_far)).map_err(failed)?;
                 continue;
             }
             Ok(Err(what)) => what,
@@ -202,14 +207,15 @@ pub(crate) fn work(arguments: &mut Arguments) -> Result<(), String> {
         let what: String = what.replace('\n', " ").chars().take(300).collect();
         writeln!(found, "{case}\t{what}").map_err(failed)?;
     }
-    let mut file = File::options().append(true).create(true).open(place.join(REACHED)).map_err(failed)?;
-    for (kind, count) in reached {
-        writeln!(file, "{count}\t{kind}").map_err(failed)?;
-    }
     Ok(())
 }
 
-/// Where workers write how far inputs got.
+fn appended(path: &Path) -> Result<File, String> {
+    let file = File::options().append(true).create(true).open(path);
+    file.map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Where workers write how far each input got.
 const REACHED: &str = "reached";
 const ACCEPTED: &str = "accepted";
 
@@ -241,8 +247,7 @@ fn add_reached(coverage: &Mutex<Coverage>, target: &'static str, file: &Path) ->
     let mut coverage = locked(coverage);
     let of_target = coverage.entry(target).or_default();
     for line in String::from_utf8_lossy(&text).lines() {
-        let (count, kind) = line.split_once('\t').unwrap_or(("0", line));
-        *of_target.entry(kind.to_string()).or_default() += count.parse::<u64>().unwrap_or(0);
+        *of_target.entry(line.to_string()).or_default() += 1;
     }
     Ok(())
 }

@@ -36,6 +36,8 @@ pub(crate) struct Settings {
     /// Cases run in parallel.
     jobs: usize,
     count: Option<usize>,
+    /// After so many seconds no further case begins.
+    seconds: Option<u64>,
     /// Run only this case.
     case: Option<usize>,
     /// Of the blows of `kills` only SIGKILL.
@@ -104,6 +106,7 @@ fn settings(arguments: &mut Arguments) -> Result<Settings, String> {
         seed: arguments.parsed("--seed")?.unwrap_or(1),
         jobs: arguments.number("--jobs", 2)?.max(1),
         count: arguments.parsed("--count")?,
+        seconds: arguments.parsed("--seconds")?,
         case: arguments.parsed("--case")?,
         only_kills: false,
         target: arguments.option("--target")?,
@@ -173,9 +176,9 @@ impl Settings {
         Ok(place)
     }
 
-    /// Runs cases 0, 1, 2 … on `jobs` threads while `more` returns true, with a folder per thread,
-    /// and collects their findings in order. An error ends the kind: it is the machine's or ours,
-    /// not the program's.
+    /// Runs cases 0, 1, 2 … on `jobs` threads while `more` returns true and time is left, with a
+    /// folder per thread, and collects their findings in order. An error ends the kind: it is the
+    /// machine's or ours, not the program's.
     fn cases<W>(
         &self,
         kind: &str,
@@ -183,12 +186,13 @@ impl Settings {
         more: impl Fn(usize) -> bool + Sync,
         case: impl Fn(&mut W, usize) -> Result<Vec<String>, String> + Sync,
     ) -> Result<Vec<Finding>, String> {
-        let (next, found) = (AtomicUsize::new(0), Mutex::new(Ok(Vec::new())));
+        let (next, found, begun) = (AtomicUsize::new(0), Mutex::new(Ok(Vec::new())), now());
+        let in_time = || self.seconds.is_none_or(|seconds| begun.elapsed().as_secs() < seconds);
         let one = |job: usize| -> Result<(), String> {
             let mut state = worker(&self.place(&format!("{kind}-{job}"))?)?;
             loop {
                 let number = self.case.unwrap_or_else(|| next.fetch_add(1, Ordering::Relaxed));
-                if !more(number) || locked(&found).is_err() {
+                if !more(number) || !in_time() || locked(&found).is_err() {
                     return Ok(());
                 }
                 let what = case(&mut state, number)?;
@@ -248,6 +252,7 @@ mod tests {
             seed: 1,
             jobs: 3,
             count: None,
+            seconds: None,
             case: None,
             only_kills: false,
             target: None,
