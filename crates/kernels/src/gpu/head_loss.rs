@@ -1,5 +1,6 @@
 //! LM head and cross-entropy on a GPU (defined in `op/head_loss.rs`): the workspace holds the
-//! logits of one batch of tokens and one stripe of the vocabulary.
+//! logits of one batch of tokens and one stripe of the vocabulary; where loss and gradient are
+//! computed in one op, those of a smaller batch and all stripes, which then are computed only once.
 //!
 //! Batches are whole token chunks and stripes whole vocabulary blocks, both in ascending order, so
 //! the sums in `dh` and `dhead` continue from their current values. The sizes of both change memory
@@ -15,6 +16,7 @@ use super::product::{
 };
 use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, grad_weight_sliced};
 use super::program::{Program, program};
+use super::slice_tiles;
 use super::slices::{SlicedRows, plane_bytes};
 use crate::Matrix;
 use crate::backend::{Checked, Device, Run};
@@ -31,6 +33,10 @@ const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chun
 
 /// Tokens per batch, if their chunks allow it.
 const BATCH_TOKENS: usize = 4096;
+/// Bytes that logits of a batch and the whole vocabulary may take, and on Hopper, whose cards have
+/// 80 GB and more.
+const KEPT_BYTES: usize = 320 << 20;
+const HOPPER_KEPT_BYTES: usize = 640 << 20;
 /// Tokens or blocks that a group reduces: `TEAMS` in `gpu/head_loss.cl`.
 const TEAMS: usize = GROUP / LANES;
 
@@ -46,134 +52,264 @@ struct Sizes {
 
 impl Sizes {
     fn new(gpu: &Gpu, p: &HeadLoss) -> Self {
-        let limits = BatchLimits::new(gpu, BATCH_TOKENS, p.tokens());
+        Self::of_batches(gpu, p, BATCH_TOKENS)
+    }
+
+    /// Of batches whose logits are kept for all of the vocabulary; none if even the smallest batch
+    /// has too many.
+    fn kept(gpu: &Gpu, p: &HeadLoss) -> Option<Self> {
+        let bytes = if slice_tiles::is_hopper(gpu) { HOPPER_KEPT_BYTES } else { KEPT_BYTES };
+        let most = bytes / size_of::<f32>() / p.vocabulary.max(1) / CHUNK * CHUNK;
+        (most > 0).then(|| Self::of_batches(gpu, p, most.min(BATCH_TOKENS)))
+    }
+
+    fn of_batches(gpu: &Gpu, p: &HeadLoss, most: usize) -> Self {
+        let limits = BatchLimits::new(gpu, most, p.tokens());
         let logits = SCRATCH_BYTES / size_of::<f32>() / limits.tokens.max(1) / VOCABULARY_BLOCK;
         let stripe = (logits.max(1) * VOCABULARY_BLOCK).min(stored_rows(p.hidden, p.profile)).min(p.vocabulary);
         Self { limits, stripe, blocks: p.vocabulary.div_ceil(VOCABULARY_BLOCK) }
     }
 
+    /// The vocabulary rows of each stripe.
+    fn stripes(&self, vocabulary: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let stripe = self.stripe;
+        (0..vocabulary).step_by(stripe.max(1)).map(move |first| first..(first + stripe).min(vocabulary))
+    }
+
+    /// Lengths of the logits of every stripe that has a place of its own.
+    fn logits(&self, p: &HeadLoss, kept: bool) -> Vec<usize> {
+        let all = self.stripes(p.vocabulary).map(|stripe| self.limits.tokens * stripe.len());
+        all.take(if kept { usize::MAX } else { 1 }).collect()
+    }
+
     fn gradient(&self, p: &HeadLoss) -> SliceShape {
         SliceShape { rows: self.limits.tokens, width: self.stripe, profile: p.profile }
+    }
+
+    /// Bytes of the operands of the logits and of the logits themselves.
+    fn logits_bytes(&self, gpu: &Gpu, p: &HeadLoss, kept: bool) -> usize {
+        let logits: usize = self.logits(p, kept).into_iter().map(|length| gpu.part::<f32>(length)).sum();
+        WeightScratch::bytes(gpu, p.vocabulary, p.hidden, p.profile) + logits
+    }
+
+    fn reduction_bytes(&self, gpu: &Gpu) -> usize {
+        3 * gpu.part::<f32>(self.limits.tokens * self.blocks) + gpu.part::<f32>(self.limits.tokens)
+    }
+
+    fn gradient_bytes(&self, gpu: &Gpu, p: &HeadLoss) -> usize {
+        let folded = self.gradient(p);
+        gpu.part::<i8>(plane_bytes(folded))
+            + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
+            + TransposedScratch::bytes(gpu, 1, self.stripe, p.hidden, p.profile)
     }
 }
 
 pub(super) fn workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
     let sizes = Sizes::new(gpu, p);
-    let Sizes { limits, stripe, blocks } = sizes;
-    let both = WeightScratch::bytes(gpu, p.vocabulary, p.hidden, p.profile) + gpu.part::<f32>(limits.tokens * stripe);
-    let forward = 3 * gpu.part::<f32>(limits.tokens * blocks) + gpu.part::<f32>(limits.tokens);
-    let folded = sizes.gradient(p);
-    let backward = gpu.part::<i8>(plane_bytes(folded))
-        + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
-        + ColumnSlices::bytes(gpu, limits, stripe, p.profile)
-        + ColumnSlices::bytes(gpu, limits, p.hidden, p.profile)
-        + TransposedScratch::bytes(gpu, 1, stripe, p.hidden, p.profile);
-    both + forward.max(backward)
+    let columns = [sizes.stripe, p.hidden].map(|width| ColumnSlices::bytes(gpu, sizes.limits, width, p.profile));
+    let backward = sizes.gradient_bytes(gpu, p) + columns.iter().sum::<usize>();
+    sizes.logits_bytes(gpu, p, false) + sizes.reduction_bytes(gpu).max(backward)
 }
 
-/// The operands of the logits and the scratch for a stripe of them.
+pub(super) fn step_workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
+    let Some(sizes) = Sizes::kept(gpu, p) else { return workspace(gpu, p) };
+    sizes.logits_bytes(gpu, p, true) + sizes.reduction_bytes(gpu) + sizes.gradient_bytes(gpu, p)
+}
+
+/// The operands of the logits and the scratch for them: for one stripe, or for each.
 struct Logits<'a> {
     hidden: Left,
     head: Weights<'a>,
-    place: DevicePointer,
-    stripe: usize,
+    places: Vec<DevicePointer>,
+    sizes: Sizes,
     cap: Option<SoftCap>,
 }
 
 impl<'a> Logits<'a> {
-    fn new(h: &SlicedRows, head: Matrix<'a, GpuMemory>, p: &HeadLoss, sizes: &Sizes, parts: &mut Parts) -> Self {
+    fn new(
+        h: &SlicedRows,
+        head: Matrix<'a, GpuMemory>,
+        p: &HeadLoss,
+        sizes: Sizes,
+        kept: bool,
+        parts: &mut Parts,
+    ) -> Self {
         let scratch = WeightScratch::take(parts, p.vocabulary, p.hidden, p.profile);
         let shape = SliceShape { rows: p.vocabulary, width: p.hidden, profile: p.profile };
         let head = Weights::new(head, 1, shape, scratch);
-        let place = parts.take::<f32>(sizes.limits.tokens * sizes.stripe);
-        Self { hidden: Left::from(h), head, place, stripe: sizes.stripe, cap: p.soft_cap() }
+        let places = sizes.logits(p, kept).into_iter().map(|length| parts.take::<f32>(length)).collect();
+        Self { hidden: Left::from(h), head, places, sizes, cap: p.soft_cap() }
     }
 
-    /// Vocabulary rows of each stripe.
-    fn stripes(&self) -> impl Iterator<Item = Range<usize>> {
-        let (vocabulary, stripe) = (self.head.rows(), self.stripe);
-        (0..vocabulary).step_by(stripe).map(move |first| first..(first + stripe).min(vocabulary))
+    fn stripes(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        self.sizes.stripes(self.head.rows())
     }
 
-    /// Computes the logits of some tokens and one stripe: `[token, vocabulary row of the stripe]`.
+    /// Where the logits of a stripe are: `[token, vocabulary row of the stripe]`.
+    fn place(&self, stripe: &Range<usize>) -> DevicePointer {
+        self.places[if self.places.len() == 1 { 0 } else { stripe.start / self.sizes.stripe }]
+    }
+
+    /// The head's rows of a stripe.
+    fn right(&self, gpu: &Gpu, stripe: &Range<usize>) -> Right {
+        self.head.part(gpu, &WeightStripe { weights: 0..1, rows: stripe.clone() })
+    }
+
+    /// Computes the logits of some tokens and one stripe.
     fn compute(&self, gpu: &Gpu, tiles: &RowTiles, tokens: &Range<usize>, stripe: &Range<usize>) -> Right {
-        let right = self.head.part(gpu, &WeightStripe { weights: 0..1, rows: stripe.clone() });
-        let z = Output { place: self.place, stride: stripe.len(), base: tokens.start, column: 0 };
+        let (right, place) = (self.right(gpu, stripe), self.place(stripe));
+        let z = Output { place, stride: stripe.len(), base: tokens.start, column: 0 };
         let operands = SlicedOperands { left: self.hidden, right, tiles, weights: &(0..1) };
         forward_sliced(gpu, z, &operands, Epilogue::default());
         if let Some(SoftCap { limit, inverse }) = self.cap {
             let length = tokens.len() * stripe.len();
-            gpu.launch(&HEAD_LOSS, "head_cap", Groups::over(length), arguments![self.place, length, limit, inverse]);
+            gpu.launch(&HEAD_LOSS, "head_cap", Groups::over(length), arguments![place, length, limit, inverse]);
         }
         right
     }
 }
 
+/// Maximum, sum and first maximum of every vocabulary block, and the labels' logits.
+struct Reduction {
+    maxima: DevicePointer,
+    sums: DevicePointer,
+    firsts: DevicePointer,
+    label_logits: DevicePointer,
+    blocks: u32,
+}
+
+impl Reduction {
+    fn take(parts: &mut Parts, sizes: &Sizes) -> Self {
+        let length = sizes.limits.tokens * sizes.blocks;
+        let [maxima, sums] = [(); 2].map(|()| parts.take::<f32>(length));
+        let firsts = parts.take::<u32>(length);
+        let label_logits = parts.take::<f32>(sizes.limits.tokens);
+        Self { maxima, sums, firsts, label_logits, blocks: dimension(sizes.blocks) }
+    }
+
+    /// Of the logits `z` of one stripe.
+    fn stripe(
+        &self,
+        gpu: &Gpu,
+        z: DevicePointer,
+        labels: &GpuBuffer<i32>,
+        tokens: &Range<usize>,
+        stripe: &Range<usize>,
+    ) {
+        let Self { maxima, sums, firsts, label_logits, blocks } = *self;
+        let pairs = tokens.len() * stripe.len().div_ceil(VOCABULARY_BLOCK);
+        let arguments = arguments![
+            maxima,
+            sums,
+            firsts,
+            label_logits,
+            z,
+            labels,
+            dimension(tokens.start),
+            dimension(tokens.len()),
+            dimension(stripe.start),
+            dimension(stripe.len()),
+            blocks,
+        ];
+        gpu.launch(&HEAD_LOSS, "head_blocks", Groups::each(pairs.div_ceil(TEAMS)), arguments);
+    }
+
+    /// Loss, log-sum-exp and best token of all stripes.
+    fn combine(&self, gpu: &Gpu, op: &HeadLossForward<GpuMemory>, tokens: &Range<usize>) {
+        let Self { maxima, sums, firsts, label_logits, blocks } = *self;
+        let (base, count) = (dimension(tokens.start), dimension(tokens.len()));
+        let (loss, lse, best, labels) = (&*op.loss, &*op.lse, &*op.best, op.labels);
+        let arguments = arguments![loss, lse, best, maxima, sums, firsts, label_logits, labels, base, count, blocks];
+        gpu.launch(&HEAD_LOSS, "head_combine", Groups::each(tokens.len().div_ceil(TEAMS)), arguments);
+    }
+}
+
+/// Scratch for the slices of a stripe's gradient, and for the head's rows transposed.
+struct GradientScratch {
+    planes: DevicePointer,
+    scales: DevicePointer,
+    transposed: TransposedScratch,
+}
+
+impl GradientScratch {
+    fn take(gpu: &Gpu, parts: &mut Parts, p: &HeadLoss, sizes: &Sizes) -> Self {
+        let shape = sizes.gradient(p);
+        let planes = parts.take::<i8>(plane_bytes(shape));
+        let scales = parts.take::<f32>(shape.rows * shape.width.div_ceil(CHUNK));
+        Self { planes, scales, transposed: TransposedScratch::take(gpu, parts, 1, sizes.stripe, p.hidden, p.profile) }
+    }
+
+    /// Turns the logits of a stripe into their gradients and adds what they give for `dh`.
+    fn stripe(
+        &self,
+        gpu: &Gpu,
+        op: &HeadLossBackward<GpuMemory>,
+        logits: &Logits,
+        right: Right,
+        tiles: &RowTiles,
+        stripe: &Range<usize>,
+    ) {
+        let (rows, place) = (&tiles.rows, logits.place(stripe));
+        let groups = stripe.len().div_ceil(GROUP);
+        // The kernel takes a limit of zero for none.
+        let SoftCap { limit, inverse } = logits.cap.unwrap_or(SoftCap { limit: 0.0, inverse: 0.0 });
+        let arguments = arguments![
+            place,
+            op.labels,
+            op.lse,
+            op.weight,
+            dimension(rows.start),
+            dimension(stripe.start),
+            dimension(stripe.len()),
+            dimension(groups),
+            limit,
+            inverse
+        ];
+        gpu.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
+        let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile: op.p.profile };
+        let left = Left { planes: self.planes, scales: self.scales, shape, base: rows.start };
+        let dz = Arriving { place, stride: stripe.len(), column: 0 };
+        let operands = SlicedOperands { left, right, tiles, weights: &(0..1) };
+        slice_folded(gpu, dz, &operands);
+        let (dh, fresh) = (DevicePointer::from(&*op.dh), stripe.start == 0);
+        grad_input_sliced(gpu, dh, fresh, &operands, self.transposed, Epilogue::default());
+    }
+}
+
+/// `dh` of an ignored token is zero, whatever the head holds.
+fn clear_ignored(gpu: &Gpu, op: &HeadLossBackward<GpuMemory>) {
+    let (length, hidden) = (op.dh.len(), dimension(op.p.hidden));
+    gpu.launch(&HEAD_LOSS, "head_ignored", Groups::over(length), arguments![&*op.dh, op.labels, length, hidden]);
+}
+
 impl Run<HeadLossForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut HeadLossForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        let p = &op.p;
-        let tokens = p.tokens();
+        let (tokens, sizes) = (op.p.tokens(), Sizes::new(self, &op.p));
         let mut parts = Parts::new(self, workspace);
-        let sizes = Sizes::new(self, p);
-        let logits = Logits::new(op.h, op.head, p, &sizes, &mut parts);
+        let logits = Logits::new(op.h, op.head, &op.p, sizes, false, &mut parts);
+        let reduction = Reduction::take(&mut parts, &sizes);
         let most = sizes.limits.tokens;
-        let [maxima, sums] = [(); 2].map(|()| parts.take::<f32>(most * sizes.blocks));
-        let firsts = parts.take::<u32>(most * sizes.blocks);
-        let label_logits = parts.take::<f32>(most);
         for first in (0..tokens).step_by(most.max(1)) {
             let batch = first..(first + most).min(tokens);
-            let (base, count) = (dimension(batch.start), dimension(batch.len()));
             let tiles = RowTiles::of_rows(batch.clone());
             for stripe in logits.stripes() {
                 logits.compute(self, &tiles, &batch, &stripe);
-                let pairs = batch.len() * stripe.len().div_ceil(VOCABULARY_BLOCK);
-                let arguments = arguments![
-                    maxima,
-                    sums,
-                    firsts,
-                    label_logits,
-                    logits.place,
-                    op.labels,
-                    base,
-                    count,
-                    dimension(stripe.start),
-                    dimension(stripe.len()),
-                    dimension(sizes.blocks),
-                ];
-                self.launch(&HEAD_LOSS, "head_blocks", Groups::each(pairs.div_ceil(TEAMS)), arguments);
+                reduction.stripe(self, logits.place(&stripe), op.labels, &batch, &stripe);
             }
-            let (labels, blocks) = (op.labels, dimension(sizes.blocks));
-            let arguments = arguments![
-                &*op.loss,
-                &*op.lse,
-                &*op.best,
-                maxima,
-                sums,
-                firsts,
-                label_logits,
-                labels,
-                base,
-                count,
-                blocks
-            ];
-            self.launch(&HEAD_LOSS, "head_combine", Groups::each(batch.len().div_ceil(TEAMS)), arguments);
+            reduction.combine(self, op, &batch);
         }
     }
 }
 
 impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut HeadLossBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        let (p, profile) = (&op.p, op.p.profile);
+        let (p, profile, sizes) = (&op.p, op.p.profile, Sizes::new(self, &op.p));
         let dhead = op.dhead.as_deref().map(DevicePointer::from);
         let mut parts = Parts::new(self, workspace);
-        let sizes = Sizes::new(self, p);
-        let logits = Logits::new(op.rows, op.head, p, &sizes, &mut parts);
-        let scratch = sizes.gradient(p);
-        let planes = parts.take::<i8>(plane_bytes(scratch));
-        let scales = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
+        let logits = Logits::new(op.rows, op.head, p, sizes, false, &mut parts);
+        let scratch = GradientScratch::take(self, &mut parts, p, &sizes);
         let dz_columns = ColumnSlices::take(&mut parts, sizes.limits, sizes.stripe, profile);
         let h_columns = ColumnSlices::take(&mut parts, sizes.limits, p.hidden, profile);
-        let transposed = TransposedScratch::take(self, &mut parts, 1, sizes.stripe, p.hidden, profile);
         let chunks = TokenChunks::new(self, token_blocks(p.row_starts, CHUNK).collect());
         for batch in chunks.batches(sizes.limits) {
             let rows = chunks.tokens(&batch);
@@ -183,52 +319,44 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
             }
             for stripe in logits.stripes() {
                 let right = logits.compute(self, &tiles, &rows, &stripe);
-                let (first, columns) = (dimension(stripe.start), dimension(stripe.len()));
-                let groups = stripe.len().div_ceil(GROUP);
-                // The kernel takes a limit of zero for none.
-                let SoftCap { limit, inverse } = logits.cap.unwrap_or(SoftCap { limit: 0.0, inverse: 0.0 });
-                let arguments = arguments![
-                    logits.place,
-                    op.labels,
-                    op.lse,
-                    op.weight,
-                    dimension(rows.start),
-                    first,
-                    columns,
-                    dimension(groups),
-                    limit,
-                    inverse
-                ];
-                self.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
-                let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile };
-                let left = Left { planes, scales, shape, base: rows.start };
-                let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
-                let operands = SlicedOperands { left, right, tiles: &tiles, weights: &(0..1) };
-                slice_folded(self, dz, &operands);
-                let (dh, fresh) = (DevicePointer::from(&*op.dh), stripe.start == 0);
-                grad_input_sliced(self, dh, fresh, &operands, transposed, Epilogue::default());
+                scratch.stripe(self, op, &logits, right, &tiles, &stripe);
                 if let Some(dhead) = dhead {
                     let dz_columns = dz_columns.narrowed(stripe.len());
-                    dz_columns.slice(self, logits.place, rows.start, &chunks, &batch, profile);
+                    dz_columns.slice(self, logits.place(&stripe), rows.start, &chunks, &batch, profile);
                     let operands = (dz_columns, h_columns);
                     let run = (batch.clone(), stripe.start);
                     grad_weight_sliced(self, dhead, &[run], operands, &chunks, &batch, profile);
                 }
             }
         }
-        let length = op.dh.len();
-        self.launch(
-            &HEAD_LOSS,
-            "head_ignored",
-            Groups::over(length),
-            arguments![&*op.dh, op.labels, length, dimension(p.hidden)],
-        );
+        clear_ignored(self, op);
     }
 }
 
 impl Run<HeadLossStep<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut HeadLossStep<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        self.run_in(workspace, op.forward());
-        self.run_in(workspace, op.backward());
+        let Some(sizes) = Sizes::kept(self, &op.p) else {
+            self.run_in(workspace, op.forward());
+            return self.run_in(workspace, op.backward());
+        };
+        let p = op.p;
+        let mut parts = Parts::new(self, workspace);
+        let logits = Logits::new(op.rows, op.head, &p, sizes, true, &mut parts);
+        let reduction = Reduction::take(&mut parts, &sizes);
+        let scratch = GradientScratch::take(self, &mut parts, &p, &sizes);
+        let chunks = TokenChunks::new(self, token_blocks(p.row_starts, CHUNK).collect());
+        for batch in chunks.batches(sizes.limits) {
+            let rows = chunks.tokens(&batch);
+            let tiles = RowTiles::of_rows(rows.clone());
+            for stripe in logits.stripes() {
+                logits.compute(self, &tiles, &rows, &stripe);
+                reduction.stripe(self, logits.place(&stripe), op.labels, &rows, &stripe);
+            }
+            reduction.combine(self, &op.forward(), &rows);
+            for stripe in logits.stripes() {
+                scratch.stripe(self, &op.backward(), &logits, logits.right(self, &stripe), &tiles, &stripe);
+            }
+        }
+        clear_ignored(self, &op.backward());
     }
 }

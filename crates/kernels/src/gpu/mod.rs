@@ -277,6 +277,10 @@ impl Workspaces for Gpu {
         head_loss::workspace(self, p)
     }
 
+    fn head_loss_step(&self, p: &HeadLoss) -> usize {
+        head_loss::step_workspace(self, p)
+    }
+
     fn balance(&self, row_starts: &[usize], experts: usize) -> usize {
         balance::workspace(self, row_starts, experts)
     }
