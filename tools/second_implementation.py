@@ -652,7 +652,7 @@ def symmetric4_case(of, zero):
     return product4_case(**of, zero=zero)
 
 def linear_case(rows, n, k, rank, bias, profile, kind):
-    """Bias after the product, then the adapter, whose short values `u` are given."""
+    """Bias after the product, then the adapter, whose short values `u` are given; backward they are `dy·B`."""
     random, m, alpha = Random(3), rows, F(0.75)
     w, x = random.f32s(kind, n * k).reshape(n, k), random.f32s(kind, m * k).reshape(m, k)
     dy = random.f32s(kind, m * n).reshape(m, n)
@@ -665,13 +665,15 @@ def linear_case(rows, n, k, rank, bias, profile, kind):
     y = y + added if bias else y
     dx = [product_grad_input(dy, weight, profile, acc) for acc in (np.zeros_like(old), old)]
 
-    def expanded(acc, factor):
+    def expanded(acc, u, factor):
         s = np.zeros_like(acc)
         for j in range(rank):
             s = fma(u[:, j : j + 1], factor[j], s)
         return fma(alpha, s, acc) if rank else acc
 
-    return [("y", expanded(y, up.T)), ("dx", expanded(dx[0], down)), ("dx accumulated", expanded(dx[1], down))]
+    low, of_x = (lane_sum(values[:, None, :], factor) for values, factor in ((dy, up.T), (x, down)))
+    return [("y", expanded(y, u, up.T)), ("dx", expanded(dx[0], low, down)),
+            ("dx accumulated", expanded(dx[1], low, down)), ("low", low), ("low again", low), ("u", of_x)]
 
 def grouped_low_rank_case(segments, row_starts, rank, width, layout, alpha, kind):
     tokens, count, random = segments[-1], len(segments) - 1, Random(segments[-1])

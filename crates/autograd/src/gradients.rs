@@ -217,6 +217,18 @@ impl<B: Backend> Gradients<B> {
         (a.reach(backend), b.reach(backend))
     }
 
+    /// For an op that contributes to different parameters at once, in their order.
+    pub(crate) fn reach_all(&mut self, backend: &B, ids: &[ParameterId]) -> Vec<&mut F32<B>> {
+        let mut found: Vec<_> = ids.iter().map(|_| None).collect();
+        for (index, (sum, reached)) in self.all.iter_mut().zip(&mut self.reached).enumerate() {
+            if let Some(at) = ids.iter().position(|id| id.0 == index) {
+                *reached = true;
+                found[at] = Some(sum.reach(backend));
+            }
+        }
+        found.into_iter().map(|sum| sum.expect("different parameters of the model")).collect()
+    }
+
     /// For the embedding's contribution to a table that is also the head.
     pub(crate) fn reach_tied(&mut self, backend: &B, id: ParameterId, length: usize) -> &mut F32<B> {
         self.reached[id.0] = true;

@@ -198,10 +198,15 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     /// The value, sliced along its width.
     pub(crate) fn slice(&self, x: &Lease<B>, width: usize) -> RowsLease<B> {
-        let shape = SliceShape { rows: self.layout.tokens, width, profile: self.profile };
-        let mut rows = self.arena.rows(self.backend, shape);
+        let mut rows = self.rows(width);
         self.backend.run(SliceRows { rows: &mut *rows, x: &**x });
         rows
+    }
+
+    /// Place for the slices of a value.
+    pub(crate) fn rows(&self, width: usize) -> RowsLease<B> {
+        let shape = SliceShape { rows: self.layout.tokens, width, profile: self.profile };
+        self.arena.rows(self.backend, shape)
     }
 
     /// Notes what an op saves; stores the node if the tape records.

@@ -36,7 +36,7 @@ macro_rules! ops {
 ops! {
     slices: SliceRows, SliceWeight;
     product: ProductForward, ProductGradInput, ProductGradWeight;
-    linear: LinearForward, LinearGradInput;
+    linear: LinearInput, LinearForward, LinearGradInput;
     product4: Product4Rows, Product4Forward, Product4GradInput;
     low_rank: LowRankContract, LowRankExpand, LowRankOuter;
 
@@ -316,6 +316,9 @@ pub trait Workspaces {
         0
     }
     fn low_rank(&self, _p: &LowRank) -> usize {
+        0
+    }
+    fn low_rank_outer(&self, _parts: &[LowRank]) -> usize {
         0
     }
     fn attention(&self, _p: &Attention) -> usize {

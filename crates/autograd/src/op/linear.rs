@@ -9,8 +9,9 @@ use crate::op::rms_norm::Norm;
 use crate::parameters::{Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
-    self, Add, ApplyDropout, BiasBackward, BiasForward, Contraction, LinearForward, LinearGradInput, LowRank,
-    LowRankContract, LowRankExpand, LowRankOuter, LowRankTerm, Product, ProductGradWeight, SliceShape, ToF32,
+    self, Add, ApplyDropout, BiasBackward, BiasForward, Contraction, LinearForward, LinearGradInput, LinearInput,
+    LowRank, LowRankContract, LowRankExpand, LowRankGradient, LowRankOuter, LowRankTerm, OuterProduct, Product,
+    ProductGradWeight, SliceShape, ToF32,
 };
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
@@ -72,6 +73,9 @@ struct SavedAdapter<B: Backend> {
     /// `A x`.
     low: Rc<Lease<B>>,
 }
+
+/// Slices of a shared input, and what each layer's adapter saves.
+type LinearInputs<B> = (Option<RowsLease<B>>, Vec<Option<SavedAdapter<B>>>);
 
 /// A layer, its output, and what its adapter saved.
 struct SavedLayer<'a, B: Backend> {
@@ -162,9 +166,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         is_end: bool,
     ) -> Vec<Variable<B>> {
         let shared = wanted && layers.iter().any(|layer| layer.takes_plain_rows());
-        let rows = shared.then(|| self.slice(&x.data, x.width));
+        let (rows, adapters) = self.linear_input(x, layers, shared);
         let (mut outputs, mut saved, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
-        for (&layer, adapter) in layers.iter().zip(self.contract(x, layers)) {
+        for (&layer, adapter) in layers.iter().zip(adapters) {
             assert_eq!(layer.inputs, x.width, "inputs of a linear layer");
             let mut y = self.take(self.layout.tokens * layer.outputs);
             if wanted {
@@ -231,7 +235,7 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     /// Adds an outer product to the gradient of a factor.
     pub(crate) fn outer(&self, dfactor: &mut F32<B>, u: &F32<B>, x: &F32<B>, p: &LowRank, row_starts: &[usize]) {
-        self.backend.run(LowRankOuter { dfactor, u, x, p: *p, row_starts });
+        self.backend.run(LowRankOuter { parts: vec![OuterProduct { dfactor, u, x, p: *p }], row_starts });
     }
 
     fn product<'s>(&self, segments: &'s [usize], layer: &Linear<B>) -> Product<'s> {
@@ -243,12 +247,13 @@ impl<'a, B: Backend> Tape<'a, B> {
         layer.weight.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
 
-    /// `A x` for every layer's adapter. Those without dropout share one pass over the input.
-    fn contract(&self, x: &Variable<B>, layers: &[&Linear<B>]) -> Vec<Option<SavedAdapter<B>>> {
+    /// The input's slices if they are `wanted`, and `A x` for every layer's adapter. Those without
+    /// dropout share one pass over the input with the slicing.
+    fn linear_input(&self, x: &Variable<B>, layers: &[&Linear<B>], wanted: bool) -> LinearInputs<B> {
         let segments = [0, self.layout.tokens];
         let mut lows: Vec<_> =
             layers.iter().map(|layer| Some(self.take(self.layout.tokens * layer.adapter.as_ref()?.rank))).collect();
-        let (mut dropped, mut shared) = (Vec::new(), Vec::new());
+        let (mut dropped, mut parts) = (Vec::new(), Vec::new());
         for (layer, low) in layers.iter().zip(&mut lows) {
             let (Some(adapter), Some(low)) = (layer.adapter.as_ref(), low) else {
                 dropped.push(None);
@@ -256,21 +261,29 @@ impl<'a, B: Backend> Tape<'a, B> {
             };
             let (factor, p) = (self.parameters.value(adapter.a), adapter.factor_a(&segments, layer.inputs));
             let part = Contraction { u: low.buffer_mut(), factor, p };
-            dropped.push((self.training && adapter.dropout > 0.0).then(|| {
+            dropped.push(self.drops(adapter).then(|| {
                 let mut dropped = self.take(x.data.length());
                 self.drop_out(&mut dropped, &x.data, layer.inputs, adapter);
                 Rc::new(dropped)
             }));
             match dropped.last().and_then(Option::as_ref) {
                 Some(input) => self.backend.run(LowRankContract { parts: vec![part], x: input.buffer() }),
-                None => shared.push(part),
+                None => parts.push(part),
             }
         }
-        if !shared.is_empty() {
-            self.backend.run(LowRankContract { parts: shared, x: x.data.buffer() });
+        let mut rows = wanted.then(|| self.rows(x.width));
+        match &mut rows {
+            Some(rows) => self.backend.run(LinearInput { rows: rows.slices_mut(), x: x.buffer(), parts }),
+            None if parts.is_empty() => {}
+            None => self.backend.run(LowRankContract { parts, x: x.buffer() }),
         }
         let saved = lows.into_iter().zip(dropped);
-        saved.map(|(low, dropped)| Some(SavedAdapter { dropped, low: Rc::new(low?) })).collect()
+        (rows, saved.map(|(low, dropped)| Some(SavedAdapter { dropped, low: Rc::new(low?) })).collect())
+    }
+
+    /// Whether an adapter's input is dropped out here.
+    fn drops(&self, adapter: &Adapter) -> bool {
+        self.training && adapter.dropout > 0.0
     }
 
     fn drop_out(&self, y: &mut Lease<B>, x: &Lease<B>, width: usize, adapter: &Adapter) {
@@ -294,48 +307,41 @@ fn keep_scale(probability: f64) -> f32 {
     (1.0 / (1.0 - probability)) as f32
 }
 
-/// What the parameter gradients of one layer are computed from.
-struct LayerGradients<'a, B: Backend> {
+/// What the gradients of an adapter are computed from.
+struct AdapterGradients<'a, B: Backend> {
     layer: &'a Linear<B>,
-    x: Option<&'a Rc<Lease<B>>>,
-    dy: &'a Lease<B>,
-    adapter: Option<AdapterGradients<B>>,
-}
-
-struct AdapterGradients<B: Backend> {
     adapter: Adapter,
     saved: SavedAdapter<B>,
+    dy: Rc<Lease<B>>,
     /// `dy·B`, the gradient of the low-rank value before its scale.
-    grad_low: Rc<Lease<B>>,
+    grad_low: Lease<B>,
 }
 
 impl<'a, B: Backend> Saved<'a, B> {
     /// Layers in forward order; the input's gradient accumulates onto its existing value.
     pub(crate) fn backward(self, tape: &mut Tape<'a, B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let mut dx = values[self.input].take().map(|before| tape.owned(before));
+        let mut adapters = Vec::new();
         for SavedLayer { layer, output, adapter } in self.layers {
             let Some(dy) = values[output].take() else { continue };
-            let adapter = layer.adapter.zip(adapter).map(|(adapter, saved)| {
-                let grad_low = Rc::new(low_gradient(tape, layer, &adapter, &dy));
-                AdapterGradients { adapter, saved, grad_low }
-            });
-            let low = adapter.as_ref().map(|adapter| (adapter.adapter, Rc::clone(&adapter.grad_low)));
-            LayerGradients { layer, x: self.x.as_ref(), dy: &dy, adapter }.compute(tape, gradients);
+            let mut low = layer.adapter.map(|adapter| (adapter, tape.take(tape.layout.tokens * adapter.rank)));
             if self.needs_gradient {
                 let started = dx.is_some();
                 let mut sum = dx.take().unwrap_or_else(|| tape.take(self.length));
-                let low = low.as_ref().map(|(adapter, low)| (adapter, &**low));
-                let (drops, plain) = match low {
-                    Some((adapter, _)) if tape.training && adapter.dropout > 0.0 => (low, None),
-                    low => (None, low),
-                };
-                input_gradient(tape, &mut sum, layer, &dy, started, plain);
-                if let Some((adapter, low)) = drops {
+                input_gradient(tape, &mut sum, layer, &dy, started, low.as_mut());
+                if let Some((adapter, low)) = low.as_ref().filter(|(adapter, _)| tape.drops(adapter)) {
                     sum = dropped_input_gradient(tape, &sum, layer, adapter, low);
                 }
                 dx = Some(sum);
+            } else if let Some((adapter, low)) = &mut low {
+                low_gradient(tape, layer, adapter, &dy, low);
+            }
+            layer_gradients(tape, layer, self.x.as_ref(), &dy, gradients);
+            if let Some(((adapter, grad_low), saved)) = low.zip(adapter) {
+                adapters.push(AdapterGradients { layer, adapter, saved, dy, grad_low });
             }
         }
+        adapter_gradients(tape, &adapters, self.x.as_ref(), gradients);
         values[self.input] = dx.map(Rc::new);
     }
 
@@ -353,67 +359,92 @@ impl<'a, B: Backend> Saved<'a, B> {
     }
 }
 
-impl<B: Backend> LayerGradients<'_, B> {
-    /// Adds to the gradients of the bias, the weight and the adapter, if trained.
-    fn compute(self, tape: &Tape<B>, gradients: &mut Gradients<B>) {
-        let Self { layer, x, dy, adapter } = self;
-        let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
-        if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
-            tape.backend.run(BiasBackward { dbias: gradients.reach(tape.backend, id), dy: dy.buffer(), row_starts });
+/// Adds to the gradients of the bias and the weight, if trained.
+fn layer_gradients<B: Backend>(
+    tape: &Tape<B>,
+    layer: &Linear<B>,
+    x: Option<&Rc<Lease<B>>>,
+    dy: &Lease<B>,
+    gradients: &mut Gradients<B>,
+) {
+    let (segments, row_starts) = ([0, tape.layout.tokens], &tape.layout.row_starts);
+    if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
+        tape.backend.run(BiasBackward { dbias: gradients.reach(tape.backend, id), dy: dy.buffer(), row_starts });
+    }
+    if let Matrix::Trained(id) = layer.weight {
+        let p = tape.product(&segments, layer);
+        let x = x.expect("a trained layer's input is saved").buffer();
+        let dw = gradients.reach(tape.backend, id);
+        tape.backend.run(ProductGradWeight { dw, dy: dy.buffer(), x, p, row_starts });
+    }
+}
+
+/// Adds to the gradients of all adapters on one input, in one op.
+fn adapter_gradients<B: Backend>(
+    tape: &Tape<B>,
+    adapters: &[AdapterGradients<B>],
+    x: Option<&Rc<Lease<B>>>,
+    gradients: &mut Gradients<B>,
+) {
+    let segments = [0, tape.layout.tokens];
+    let ids: Vec<_> = adapters.iter().flat_map(|of| [of.adapter.b, of.adapter.a]).collect();
+    let mut sums = gradients.reach_all(tape.backend, &ids).into_iter();
+    let mut parts = Vec::new();
+    for AdapterGradients { layer, adapter, saved, dy, grad_low } in adapters {
+        let input = saved.dropped.as_ref().or(x).expect("an adapter's input is saved");
+        let (a, b) = (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
+        for (u, x, p) in [(&*saved.low, dy, b), (grad_low, input, a)] {
+            let dfactor = sums.next().expect("a gradient for every factor");
+            parts.push(OuterProduct { dfactor, u: u.buffer(), x: x.buffer(), p });
         }
-        if let Matrix::Trained(id) = layer.weight {
-            let segments = [0, tokens];
-            let p = tape.product(&segments, layer);
-            let x = x.expect("a trained layer's input is saved").buffer();
-            tape.backend.run(ProductGradWeight {
-                dw: gradients.reach(tape.backend, id),
-                dy: dy.buffer(),
-                x,
-                p,
-                row_starts,
-            });
-        }
-        if let Some(AdapterGradients { adapter, saved, grad_low }) = adapter {
-            let segments = [0, tokens];
-            let (a, b) = (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
-            let input = saved.dropped.as_ref().or(x).expect("an adapter's input is saved");
-            tape.outer(gradients.reach(tape.backend, adapter.b), &saved.low, dy, &b, row_starts);
-            tape.outer(gradients.reach(tape.backend, adapter.a), &grad_low, input, &a, row_starts);
-        }
+    }
+    if !parts.is_empty() {
+        tape.backend.run(LowRankOuter { parts, row_starts: &tape.layout.row_starts });
     }
 }
 
 /// `dy·B`, the gradient of the low-rank value before its scale.
-fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter, dy: &Lease<B>) -> Lease<B> {
+fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter, dy: &Lease<B>, low: &mut Lease<B>) {
     let segments = [0, tape.layout.tokens];
     let (factor, p) = (tape.parameters.value(adapter.b), adapter.factor_b(&segments, layer.outputs));
-    let mut low = tape.take(tape.layout.tokens * adapter.rank);
     tape.backend.run(LowRankContract::one(low.buffer_mut(), dy.buffer(), factor, p));
-    low
 }
 
-/// Through the weight, and through an adapter without dropout.
+/// Through the weight, and through an adapter without dropout; computes the adapter's `low`
+/// gradient.
 fn input_gradient<B: Backend>(
     tape: &Tape<B>,
     dx: &mut Lease<B>,
     layer: &Linear<B>,
     dy: &Lease<B>,
     started: bool,
-    low: Option<(&Adapter, &Lease<B>)>,
+    low: Option<&mut (Adapter, Lease<B>)>,
 ) {
     let segments = [0, tape.layout.tokens];
     let p = Product { accumulate: started, ..tape.product(&segments, layer) };
-    let expand = low.map(|(adapter, _)| adapter.factor_a(&segments, layer.inputs));
-    let term = low.zip(expand).map(|((adapter, low), p)| {
-        let factor = tape.parameters.value(adapter.a);
-        LowRankTerm { u: low.buffer(), factor, p }
-    });
+    let mut low = low;
+    if let Some((adapter, low)) = low.as_deref_mut()
+        && (tape.drops(adapter) || matches!(layer.weight, Matrix::Quantized(_)))
+    {
+        low_gradient(tape, layer, adapter, dy, low);
+    }
+    let low = low.filter(|(adapter, _)| !tape.drops(adapter));
     if let Matrix::Quantized(parts) = &layer.weight {
         tape.quantized_grad_input(dx, dy, parts, &segments, started);
+        let term = low.as_deref().map(|(adapter, low)| LowRankTerm {
+            u: low.buffer(),
+            factor: tape.parameters.value(adapter.a),
+            p: adapter.factor_a(&segments, layer.inputs),
+        });
         return tape.expand(dx, term);
     }
+    let adapter = low.map(|(adapter, low)| LowRankGradient {
+        low: low.buffer_mut(),
+        contract: (tape.parameters.value(adapter.b), adapter.factor_b(&segments, layer.outputs)),
+        expand: (tape.parameters.value(adapter.a), adapter.factor_a(&segments, layer.inputs)),
+    });
     tape.with_weight(layer, |operand| {
-        tape.backend.run(LinearGradInput { dx: dx.buffer_mut(), dy: dy.buffer(), w: operand, p, adapter: term });
+        tape.backend.run(LinearGradInput { dx: dx.buffer_mut(), dy: dy.buffer(), w: operand, p, adapter });
     });
 }
 

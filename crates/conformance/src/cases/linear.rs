@@ -1,11 +1,12 @@
-//! Linear layers: product, bias and adapter fused, forward and input gradient; weights kept sliced
-//! and sliced on the fly.
+//! Linear layers: slicing and contraction of the input; product, bias and adapter, forward and
+//! input gradient; weights kept sliced and sliced on the fly.
 
 use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{
-    FactorLayout, LinearForward, LinearGradInput, LowRank, LowRankTerm, Product, SliceRows, SliceShape,
+    Contraction, FactorLayout, LinearForward, LinearGradInput, LinearInput, LowRank, LowRankGradient, LowRankTerm,
+    Product, SliceShape,
 };
 use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
@@ -42,28 +43,30 @@ impl Case for LinearCase {
         let expand = LowRank { segments: &segments, rank, width: n, layout: FactorLayout::WidthMajor, alpha: 0.75 };
         let back = LowRank { width: k, layout: FactorLayout::RankMajor, ..expand };
         let term = (rank > 0).then_some(LowRankTerm { u: &u, factor: &up, p: expand });
-        let back_term = (rank > 0).then_some(LowRankTerm { u: &u, factor: &down, p: back });
         let mut sliced = b.rows(SliceShape { rows: m, width: k, profile });
-        b.run(SliceRows { rows: &mut sliced, x: &x });
+        let (mut of_x, mut again) = (poisoned(b, m * rank), poisoned(b, m * rank));
+        let parts = [&mut of_x, &mut again].map(|u| Contraction { u, factor: &down, p: back });
+        b.run(LinearInput { rows: &mut sliced, x: &x, parts: parts.into_iter().filter(|_| rank > 0).collect() });
+        let of_x = Output::download(b, "u", &of_x);
+        assert_eq!(of_x, Output::download(b, "u", &again), "one factor and several");
         let form = |w: Matrix<B::Memory>| {
             let mut y = poisoned(b, m * n);
             b.run(LinearForward { y: &mut y, x: &sliced, w, p, bias: bias.as_ref(), adapter: term });
-            let mut dx = poisoned(b, m * k);
-            b.run(LinearGradInput { dx: &mut dx, dy: &dy, w, p, adapter: back_term });
-            let mut sum = b.upload(&old);
-            b.run(LinearGradInput {
-                dx: &mut sum,
-                dy: &dy,
-                w,
-                p: Product { accumulate: true, ..p },
-                adapter: back_term,
-            });
-            [("y", y), ("dx", dx), ("dx accumulated", sum)].map(|(name, of)| Output::download(b, name, &of)).to_vec()
+            let (mut dx, mut sum) = (poisoned(b, m * k), b.upload(&old));
+            let [mut low, mut low_again] = [(); 2].map(|()| poisoned(b, m * rank));
+            for (dx, low, accumulate) in [(&mut dx, &mut low, false), (&mut sum, &mut low_again, true)] {
+                let adapter =
+                    (rank > 0).then_some(LowRankGradient { low, contract: (&up, expand), expand: (&down, back) });
+                b.run(LinearGradInput { dx, dy: &dy, w, p: Product { accumulate, ..p }, adapter });
+            }
+            let outputs = [("y", y), ("dx", dx), ("dx accumulated", sum), ("low", low), ("low again", low_again)];
+            outputs.map(|(name, of)| Output::download(b, name, &of)).to_vec()
         };
         let stored = StoredMatrix::F32(&w);
-        let outputs = form(Matrix::Stored(stored));
+        let mut outputs = form(Matrix::Stored(stored));
         let kept = sliced_weight(b, stored, 1, SliceShape { rows: n, width: k, profile });
         assert_eq!(form(Matrix::Sliced(&kept)), outputs, "kept slices give what slices on the fly give");
+        outputs.push(of_x);
         outputs
     }
 }
@@ -73,6 +76,20 @@ impl Case for LinearCase {
 pub(super) fn visit_many_tiles(visitor: &mut impl Visitor) {
     for (rows, n, k, rank, bias) in [(3, 8600, 650, 8, true), (300, 4400, 20, 17, false)] {
         visitor.case(&LinearCase { rows, n, k, rank, bias, profile: Profile::X2, kind: Distribution::Outliers });
+    }
+}
+
+/// Whole groups of ranks, aligned widths and many tokens: slicing and contraction share a read.
+pub(super) fn visit_aligned(visitor: &mut impl Visitor) {
+    for profile in Profile::ALL {
+        for (rows, n, k, rank) in [(4097, 8, 516, 8), (4099, 1300, 12, 16), (4098, 4, 260, 24)] {
+            let kind = Distribution::Outliers;
+            visitor.case(&LinearCase { rows, n, k, rank, bias: false, profile, kind });
+        }
+    }
+    let (rows, profile) = (4096, Profile::X2);
+    for kind in Distribution::ALL {
+        visitor.case(&LinearCase { rows, n: 36, k: 40, rank: 8, bias: true, profile, kind });
     }
 }
 

@@ -4,7 +4,9 @@
 use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
+use isobit_kernels::op::{
+    Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, OuterProduct,
+};
 
 #[derive(Debug)]
 struct LowRankCase {
@@ -70,9 +72,16 @@ fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Distributio
     }
     let mut y = b.upload(&random.f32s(Distribution::Plain, tokens * p.width));
     b.run(LowRankExpand { y: &mut y, u: &u, factor: &factor, p: *p });
-    let mut dfactor = b.upload(&random.f32s(Distribution::Plain, factors));
-    b.run(LowRankOuter { dfactor: &mut dfactor, u: &u, x: &x, p: *p, row_starts });
-    vec![alone, Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
+    let old = random.f32s(Distribution::Plain, factors);
+    let [mut dfactor, mut again, mut third] = [(); 3].map(|()| b.upload(&old));
+    let product = |dfactor| OuterProduct { dfactor, u: &u, x: &x, p: *p };
+    b.run(LowRankOuter { parts: vec![product(&mut dfactor)], row_starts });
+    b.run(LowRankOuter { parts: [&mut again, &mut third].map(product).into(), row_starts });
+    let alone_outer = Output::download(b, "dfactor", &dfactor);
+    for one_of_several in [&again, &third] {
+        assert_eq!(alone_outer, Output::download(b, "dfactor", one_of_several), "one factor and several");
+    }
+    vec![alone, Output::download(b, "y", &y), alone_outer]
 }
 
 /// Whole groups of ranks and aligned widths, with few and with many tokens: several factors share a

@@ -88,6 +88,7 @@ ops! {
 pub fn visit_further(visitor: &mut impl Visitor) {
     visitor.op("linear");
     linear::visit_many_tiles(visitor);
+    linear::visit_aligned(visitor);
     visitor.op("product");
     product::visit_tile_borders(visitor);
     visitor.op("low_rank");

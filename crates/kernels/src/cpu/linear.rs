@@ -2,9 +2,9 @@
 //! is written.
 
 use super::product::{Adapter, Added};
-use super::{CpuMemory, product};
+use super::{CpuMemory, low_rank, product, slices};
 use crate::backend::{Checked, Run};
-use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
+use crate::op::{Contraction, LinearForward, LinearGradInput, LinearInput, LowRankGradient, LowRankTerm};
 use crate::{Buffer, Cpu};
 
 impl Run<LinearForward<'_, CpuMemory>> for Cpu {
@@ -14,9 +14,22 @@ impl Run<LinearForward<'_, CpuMemory>> for Cpu {
     }
 }
 
+impl Run<LinearInput<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut LinearInput<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
+        slices::slice_rows(self, op.rows, op.x);
+        for Contraction { u, factor, p } in &mut op.parts {
+            low_rank::contract(self, u, op.x, factor, p, workspace);
+        }
+    }
+}
+
 impl Run<LinearGradInput<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut LinearGradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
-        let adapter = op.adapter.as_ref().map(adapter);
+        if let Some(Contraction { u, factor, p }) = op.adapter.as_mut().map(LowRankGradient::contraction) {
+            low_rank::contract(self, u, op.dy, factor, &p, workspace);
+        }
+        let term = op.adapter.as_ref().map(LowRankGradient::term);
+        let adapter = term.as_ref().map(adapter);
         product::linear_grad_input(self, op.dx, op.dy, op.w, &op.p, adapter, workspace);
     }
 }

@@ -13,7 +13,9 @@ use super::pool::{SharedMut, share};
 use crate::backend::{Checked, Run};
 use crate::buffer::Workspace;
 use crate::op::low_rank::RANK_MAX;
-use crate::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, TOKEN_BLOCK};
+use crate::op::{
+    Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, OuterProduct, TOKEN_BLOCK,
+};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{LANES, tree_sum};
@@ -35,7 +37,9 @@ impl Run<LowRankExpand<'_, CpuMemory>> for Cpu {
 
 impl Run<LowRankOuter<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut LowRankOuter<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
-        outer(self, op.dfactor, op.u, op.x, &op.p, op.row_starts);
+        for OuterProduct { dfactor, u, x, p } in &mut op.parts {
+            outer(self, dfactor, u, x, p, op.row_starts);
+        }
     }
 }
 

@@ -7,7 +7,8 @@ use super::delta_rule::{DELTA_RULE, DELTA_RULE_GRADIENTS};
 use super::device::Gpu;
 use super::groups_hopper::{PRODUCT_GROUPS, TRANSPOSE};
 use super::hopper::PRODUCT_HOPPER;
-use super::low_rank_contract::LOW_RANK_CONTRACT;
+use super::low_rank_contract::{LOW_RANK_CONTRACT, SLICE_CONTRACT};
+use super::low_rank_outer::LOW_RANK_OUTER;
 use super::multi_tensor::{self, MULTI_TENSOR};
 use super::program::{Build, Program};
 use super::slice_tiles;
@@ -25,7 +26,7 @@ pub(super) fn programs(gpu: &Gpu, work: &Expected) -> Vec<(&'static Program, Bui
     // Weights are sliced as they are loaded.
     let mut all: Vec<(&'static Program, Build)> = vec![(&SLICES, sliced)];
     if slice_tiles::serves(gpu) {
-        all.push((&ROW_SLICES, sliced));
+        all.extend([(&ROW_SLICES, sliced), (&SLICE_CONTRACT, sliced)]);
     }
     for &(key_width, value_width) in &work.head_widths {
         if work.profile == Profile::X2 && slice_tiles::serves(gpu) {
@@ -48,7 +49,8 @@ pub(super) fn programs(gpu: &Gpu, work: &Expected) -> Vec<(&'static Program, Bui
     }
     all.push((&low_rank::LOW_RANK, plain));
     if multi_tensor::serves(gpu) {
-        all.extend([(&LOW_RANK_CONTRACT, plain), (&MULTI_TENSOR, plain), (&digest::DIGEST_MANY, plain)]);
+        let programs = [&LOW_RANK_CONTRACT, &LOW_RANK_OUTER, &MULTI_TENSOR, &digest::DIGEST_MANY];
+        all.extend(programs.map(|it| (it, plain)));
     } else {
         all.push((&digest::DIGEST, plain));
     }

@@ -270,7 +270,7 @@ impl GradientScratch {
         let left = Left { planes: self.planes, scales: self.scales, shape, base: rows.start };
         let dz = Arriving { place, stride: stripe.len(), column: 0 };
         let operands = SlicedOperands { left, right, tiles, weights: &(0..1) };
-        slice_folded(gpu, dz, &operands);
+        slice_folded(gpu, dz, &operands, None);
         let (dh, fresh) = (DevicePointer::from(&*op.dh), stripe.start == 0);
         grad_input_sliced(gpu, dh, fresh, &operands, self.transposed, Epilogue::default());
     }

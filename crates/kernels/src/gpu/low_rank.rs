@@ -3,11 +3,11 @@
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
-use super::low_rank_contract;
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Program, program};
+use super::{low_rank_contract, low_rank_outer};
 use crate::backend::{Checked, Run};
-use crate::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
+use crate::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, OuterProduct};
 use isobit_numerics::lanes::LANES;
 
 impl Run<LowRankContract<'_, GpuMemory>> for Gpu {
@@ -24,7 +24,16 @@ impl Run<LowRankExpand<'_, GpuMemory>> for Gpu {
 
 impl Run<LowRankOuter<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut LowRankOuter<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        outer(self, op.dfactor, op.u, op.x, &op.p, op.row_starts, workspace);
+        let serves = |part: &OuterProduct<GpuMemory>| low_rank_outer::serves(self, &part.p);
+        for parts in op.parts.chunk_by_mut(|a, b| serves(a) && serves(b)) {
+            if parts.iter().all(serves) {
+                low_rank_outer::outer(self, parts, op.row_starts, workspace);
+            } else {
+                for OuterProduct { dfactor, u, x, p } in parts {
+                    outer(self, dfactor, u, x, p, op.row_starts, workspace);
+                }
+            }
+        }
     }
 }
 
@@ -39,7 +48,7 @@ const TOKENS_FOR_FOUR: usize = 4096;
 /// Columns per group of the outer product, `OUTER_COLUMNS` in `gpu/low_rank.cl`.
 const OUTER_COLUMNS: usize = 128;
 /// Blocks of tokens whose sums the outer product keeps at once.
-const BLOCKS_AT_ONCE: usize = 64;
+pub(super) const BLOCKS_AT_ONCE: usize = 64;
 
 /// Stride in a factor between ranks, and between columns.
 pub(super) fn steps(p: &LowRank) -> (usize, usize) {
@@ -76,16 +85,17 @@ fn table<'a>(tiles: Option<&'a GpuBuffer<u32>>, instead: &'a GpuBuffer<f32>) -> 
 }
 
 /// Length of the sums of as many blocks as the outer product keeps at once.
-fn partial_length(p: &LowRank) -> usize {
+pub(super) fn partial_length(p: &LowRank) -> usize {
     p.tokens().min(BLOCKS_AT_ONCE) * p.factor_length()
 }
 
-pub(super) fn workspace(gpu: &Gpu, p: &LowRank) -> usize {
-    gpu.part::<f32>(partial_length(p))
+/// Of outer products that are taken together. The other forms need none.
+pub(super) fn outer_workspace(gpu: &Gpu, parts: &[LowRank]) -> usize {
+    parts.iter().map(|p| gpu.part::<f32>(partial_length(p))).sum()
 }
 
 /// Factors that are contracted together have the same layout and width.
-fn contract(gpu: &Gpu, parts: &mut [Contraction<GpuMemory>], x: &GpuBuffer<f32>) {
+pub(super) fn contract(gpu: &Gpu, parts: &mut [Contraction<GpuMemory>], x: &GpuBuffer<f32>) {
     let together = |a: &Contraction<GpuMemory>, b: &Contraction<GpuMemory>| {
         (a.p.layout, a.p.width) == (b.p.layout, b.p.width)
             && [a, b].iter().all(|of| low_rank_contract::serves(gpu, &of.p))

@@ -1,18 +1,28 @@
 //! The contract form of low-rank products on a CUDA device (`gpu/low_rank_contract.cu`): several
-//! factors share one read of `x`. Other devices, grouped factors, ranks that are not multiples of
-//! eight and widths that are not multiples of four use the portable kernel; the bits are the same.
+//! factors share one read of `x`, and slicing shares it too where there are many tokens
+//! (`gpu/slice_contract.cu`). Other devices, grouped factors, ranks that are not multiples of eight
+//! and widths that are not multiples of four use the portable kernel; the bits are the same.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, dimension};
 use super::memory::{DevicePointer, GpuBuffer};
 use super::program::{Program, files};
 use super::runtime::{Argument, Language};
+use super::slices::{FactoredRows, SlicePlaces};
 use crate::op::{Contraction, FactorLayout, LowRank};
 use isobit_numerics::lanes::LANES;
-use isobit_numerics::slices::Profile;
+use isobit_numerics::slices::{CHUNK, Profile};
 
-pub(super) static LOW_RANK_CONTRACT: Program =
-    Program { name: "low_rank_contract", text: files!("mma.cuh", "low_rank_contract.cu"), language: Language::Cuda };
+pub(super) static LOW_RANK_CONTRACT: Program = Program {
+    name: "low_rank_contract",
+    text: files!("mma.cuh", "contract.cuh", "low_rank_contract.cu"),
+    language: Language::Cuda,
+};
+pub(super) static SLICE_CONTRACT: Program = Program {
+    name: "slice_contract",
+    text: files!("mma.cuh", "quantise.cuh", "contract.cuh", "slice_contract.cu"),
+    language: Language::Cuda,
+};
 
 /// Ranks per part, and warps per group: `RANKS` and `WARPS` of the kernel.
 const RANKS: usize = 8;
@@ -28,15 +38,16 @@ pub(super) fn serves(gpu: &Gpu, p: &LowRank) -> bool {
 
 /// Contracts factors of one layout, with as many parts per launch as it can take.
 pub(super) fn contract(gpu: &Gpu, parts: &[Contraction<GpuMemory>], x: &GpuBuffer<f32>) {
-    let Some(LowRank { width, layout, .. }) = parts.first().map(|part| part.p) else { return };
-    let tokens = parts[0].p.tokens();
+    let Some(p) = parts.first().map(|part| part.p) else { return };
     let rows: Vec<[u64; 3]> = parts.iter().flat_map(ranks).collect();
-    let together = match layout {
-        FactorLayout::RankMajor => rows.len().div_ceil(rows.len().div_ceil(PARTS)),
-        FactorLayout::WidthMajor => 1,
-    };
+    contract_ranks(gpu, &rows, &p, DevicePointer::from(x).into());
+}
+
+/// Contracts groups of eight ranks of factors with the tokens, width and layout of `p`.
+fn contract_ranks(gpu: &Gpu, rows: &[[u64; 3]], p: &LowRank, x: Argument) {
+    let (tokens, width, layout) = (p.tokens(), p.width, p.layout);
     let many = tokens >= MANY_TOKENS;
-    for rows in rows.chunks(together) {
+    for rows in rows.chunks(together(rows.len(), layout)) {
         // Tokens per warp, and columns staged at once: TOKENS and STEPS · STAGES · LANES in the
         // kernel.
         let (each, staged) = match (many, rows.len()) {
@@ -55,17 +66,75 @@ pub(super) fn contract(gpu: &Gpu, parts: &[Contraction<GpuMemory>], x: &GpuBuffe
             (FactorLayout::RankMajor, false, 2) => "contract_few_2",
             (FactorLayout::RankMajor, false, _) => "contract_few_3",
         };
-        let mut table = [0; 16];
-        table[..3 * rows.len()].copy_from_slice(rows.as_flattened());
         let groups = Groups::of(tokens.div_ceil(WARPS * each), WARPS * LANES);
-        let arguments = [
-            Argument::Descriptor(table),
-            DevicePointer::from(x).into(),
-            dimension(tokens).into(),
-            dimension(width).into(),
-        ];
+        let arguments = [table(rows), x, dimension(tokens).into(), dimension(width).into()];
         let shared = rows.len() * RANKS * staged * size_of::<f32>();
         gpu.launch_with(&LOW_RANK_CONTRACT, kernel, Profile::X2, groups, shared, &arguments);
+    }
+}
+
+/// Groups of ranks per launch, of `count`.
+fn together(count: usize, layout: FactorLayout) -> usize {
+    match layout {
+        FactorLayout::RankMajor => count.div_ceil(count.div_ceil(PARTS).max(1)).max(1),
+        FactorLayout::WidthMajor => 1,
+    }
+}
+
+/// Groups of ranks as a kernel's argument.
+fn table(rows: &[[u64; 3]]) -> Argument {
+    let mut table = [0; 16];
+    table[..3 * rows.len()].copy_from_slice(rows.as_flattened());
+    Argument::Descriptor(table)
+}
+
+/// Whether [`slice_and_contract`] takes these factors, given rows of `layout` factors: forward by
+/// rank, of gradients by width. With few tokens, two launches keep more of the card busy.
+pub(super) fn serves_slicing(gpu: &Gpu, parts: &[Contraction<GpuMemory>], layout: FactorLayout) -> bool {
+    let serves = |part: &Contraction<GpuMemory>| {
+        serves(gpu, &part.p) && part.p.layout == layout && part.p.tokens() >= MANY_TOKENS
+    };
+    super::slice_tiles::serves(gpu) && !parts.is_empty() && parts.iter().all(serves)
+}
+
+/// Slices whole rows and contracts them with all parts: one read for both, and one more for every
+/// launch of groups that do not fit the first.
+pub(super) fn slice_and_contract(
+    gpu: &Gpu,
+    places: SlicePlaces,
+    from: &FactoredRows,
+    parts: &[Contraction<GpuMemory>],
+    profile: Profile,
+) {
+    let FactoredRows { x, factors, rows, width, stride } = *from;
+    let p = parts[0].p;
+    assert_eq!((rows, width, stride), (p.tokens(), p.width, p.width), "whole rows of the contraction");
+    let ranks: Vec<[u64; 3]> = parts.iter().flat_map(ranks).collect();
+    let (first, further) = ranks.split_at(together(ranks.len(), p.layout));
+    let kernel = match (factors, first.len()) {
+        (Some(_), _) => "slice_contract_folded",
+        (None, 1) => "slice_contract_1",
+        (None, 2) => "slice_contract_2",
+        (None, _) => "slice_contract_3",
+    };
+    // TOKENS and SEGMENT of the kernel, two stages of it, and the bytes of a chunk per warp.
+    let (each, segment) = (2, CHUNK / 2);
+    let staged = 2 * first.len() * RANKS * segment * size_of::<f32>();
+    let groups = Groups::of(rows.div_ceil(WARPS * each), WARPS * LANES);
+    let arguments = [
+        table(first),
+        places.planes.into(),
+        places.scales.into(),
+        x,
+        factors.unwrap_or(Argument::U64(0)),
+        dimension(rows).into(),
+        dimension(places.rows).into(),
+        dimension(width).into(),
+    ];
+    let shared = staged + WARPS * profile.slice_count() * CHUNK;
+    gpu.launch_with(&SLICE_CONTRACT, kernel, profile, groups, shared, &arguments);
+    if !further.is_empty() {
+        contract_ranks(gpu, further, &p, x);
     }
 }
 

@@ -43,6 +43,7 @@ mod library;
 mod linear;
 mod low_rank;
 mod low_rank_contract;
+mod low_rank_outer;
 mod memory;
 mod multi_tensor;
 mod opencl;
@@ -257,8 +258,8 @@ impl Workspaces for Gpu {
         product4::workspace(self, p)
     }
 
-    fn low_rank(&self, p: &LowRank) -> usize {
-        low_rank::workspace(self, p)
+    fn low_rank_outer(&self, parts: &[LowRank]) -> usize {
+        low_rank::outer_workspace(self, parts)
     }
 
     fn attention(&self, p: &Attention) -> usize {

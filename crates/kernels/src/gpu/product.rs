@@ -10,16 +10,20 @@ use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::groups_hopper::{self, GroupsProduct, Planes, Tiles, WeightRows};
 use super::hopper::{self, Epilogue, HopperProduct, Operand};
+use super::low_rank_contract;
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::product_weight;
 use super::program::{Program, program};
 use super::slice_tiles;
-use super::slices::{self, CHUNK_GROUP, FactoredRows, SLICES, SlicedRows, padded, plane_bytes, slice_stored};
+use super::slices::{
+    self, CHUNK_GROUP, FactoredRows, SLICES, SlicePlaces, SlicedRows, padded, plane_bytes, slice_stored,
+};
 use crate::Matrix;
 use crate::backend::{Checked, Run};
-use crate::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape};
+use crate::op::{Contraction, FactorLayout, Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
+use std::slice;
 
 impl Run<ProductForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut ProductForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
@@ -29,7 +33,7 @@ impl Run<ProductForward<'_, GpuMemory>> for Gpu {
 
 impl Run<ProductGradInput<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut ProductGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        grad_input(self, op.dx, op.dy, op.w, &op.p, Epilogue::default(), workspace);
+        grad_input(self, op.dx, op.dy, op.w, &op.p, GradientTerms::default(), workspace);
     }
 }
 
@@ -434,8 +438,13 @@ pub(super) struct Arriving {
 }
 
 /// Folds the weights' scales into the gradient and slices it into the left operand, whose width is
-/// the number of rows of the part.
-pub(super) fn slice_folded(gpu: &Gpu, dy: Arriving, operands: &SlicedOperands) {
+/// the number of rows of the part. A contraction of the gradient shares the read.
+pub(super) fn slice_folded(
+    gpu: &Gpu,
+    dy: Arriving,
+    operands: &SlicedOperands,
+    contraction: Option<&Contraction<GpuMemory>>,
+) {
     let SlicedOperands { left, right, tiles, weights } = *operands;
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
     let SliceShape { rows: plane_rows, width, profile } = left.shape;
@@ -444,8 +453,13 @@ pub(super) fn slice_folded(gpu: &Gpu, dy: Arriving, operands: &SlicedOperands) {
         let rows = tiles.rows.len();
         let factors = Some(right.scales.at::<f32>(right.first));
         let rows = FactoredRows { x: dy.place.at::<f32>(dy.column), factors, rows, width, stride: dy.stride };
-        return slices::slice_rows_4(gpu, (left.planes, left.scales, plane_rows), &rows, profile);
+        let places = SlicePlaces { planes: left.planes, scales: left.scales, rows: plane_rows };
+        return match contraction {
+            Some(part) => low_rank_contract::slice_and_contract(gpu, places, &rows, slice::from_ref(part), profile),
+            None => slices::slice_rows_4(gpu, places, &rows, profile),
+        };
     }
+    assert!(contraction.is_none(), "contracted only where `contracts_gradients` says so");
     let chosen = tiles.of_weights(weights);
     let arguments = arguments![
         left.planes,
@@ -675,15 +689,36 @@ pub(super) fn forward(
     }
 }
 
+/// What a linear layer adds to an input gradient.
+#[derive(Default)]
+pub(super) struct GradientTerms<'a> {
+    /// Computed as the gradient is sliced, before the epilogue reads it. Only where
+    /// [`contracts_gradients`].
+    pub(super) contraction: Option<&'a Contraction<'a, GpuMemory>>,
+    pub(super) epilogue: Epilogue,
+}
+
+/// Whether [`grad_input`] can contract the gradient as it slices it: whole rows at once.
+pub(super) fn contracts_gradients(gpu: &Gpu, w: Matrix<GpuMemory>, p: &Product, part: &Contraction<GpuMemory>) -> bool {
+    let rows_at_once = match w {
+        Matrix::Sliced(_) => folded_columns(gpu, p),
+        Matrix::Stored(_) => folded_columns(gpu, p).min(stored_rows(p.k, p.profile)),
+    };
+    p.n <= rows_at_once
+        && slices::in_fours(gpu, &[p.n])
+        && low_rank_contract::serves_slicing(gpu, slice::from_ref(part), FactorLayout::WidthMajor)
+}
+
 pub(super) fn grad_input(
     gpu: &Gpu,
     dx: &mut GpuBuffer<f32>,
     dy: &GpuBuffer<f32>,
     w: Matrix<GpuMemory>,
     p: &Product,
-    epilogue: Epilogue,
+    terms: GradientTerms,
     workspace: &mut GpuBuffer<u8>,
 ) {
+    let GradientTerms { contraction, epilogue } = terms;
     let mut parts = Parts::new(gpu, workspace);
     let weights = weights(w, p, &mut parts);
     let scratch = folded_shape(gpu, p);
@@ -696,7 +731,7 @@ pub(super) fn grad_input(
         let left = Left { planes, scales, shape: SliceShape { width: part.rows.len(), ..scratch }, base: 0 };
         let dy = Arriving { place: DevicePointer::from(dy), stride: p.n, column: part.rows.start };
         let operands = SlicedOperands { left, right, tiles: &tiles, weights: &part.weights };
-        slice_folded(gpu, dy, &operands);
+        slice_folded(gpu, dy, &operands, contraction);
         let fresh = part.rows.start == 0 && !p.accumulate;
         // The sums are complete only with the last part.
         let epilogue = if part.rows.end == p.n { epilogue } else { Epilogue::default() };

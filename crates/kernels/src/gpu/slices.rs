@@ -110,14 +110,8 @@ pub(super) fn rows(gpu: &Gpu, shape: SliceShape) -> SlicedRows {
 pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
     let SliceShape { rows, width, profile } = out.shape;
     if in_fours(gpu, &[width]) {
-        let (planes, scales) = (DevicePointer::from(&out.planes), DevicePointer::from(&out.scales));
-        let x = Argument::from(x);
-        return slice_rows_4(
-            gpu,
-            (planes, scales, rows),
-            &FactoredRows { x, factors: None, rows, width, stride: width },
-            profile,
-        );
+        let from = FactoredRows { x: Argument::from(x), factors: None, rows, width, stride: width };
+        return slice_rows_4(gpu, SlicePlaces::from(&*out), &from, profile);
     }
     let groups = Groups::of(rows * width.div_ceil(CHUNK), CHUNK_GROUP);
     let arguments = arguments![&mut out.planes, &mut out.scales, x, dimension(rows), dimension(width)];
@@ -140,22 +134,31 @@ pub(super) struct FactoredRows {
     pub(super) stride: usize,
 }
 
-/// Slices rows into the first rows of `planes` and `scales`, which have `plane_rows` of them.
-/// Starts are [`in_fours`].
-pub(super) fn slice_rows_4(
-    gpu: &Gpu,
-    (planes, scales, plane_rows): (DevicePointer, DevicePointer, usize),
-    from: &FactoredRows,
-    profile: Profile,
-) {
+/// Where slices of rows go: planes and scales, and the rows of a plane.
+#[derive(Clone, Copy)]
+pub(super) struct SlicePlaces {
+    pub(super) planes: DevicePointer,
+    pub(super) scales: DevicePointer,
+    pub(super) rows: usize,
+}
+
+impl From<&SlicedRows> for SlicePlaces {
+    fn from(out: &SlicedRows) -> Self {
+        let (planes, scales) = (DevicePointer::from(&out.planes), DevicePointer::from(&out.scales));
+        Self { planes, scales, rows: out.shape.rows }
+    }
+}
+
+/// Slices rows into the first rows of their places. Starts are [`in_fours`].
+pub(super) fn slice_rows_4(gpu: &Gpu, places: SlicePlaces, from: &FactoredRows, profile: Profile) {
     let FactoredRows { x, factors, rows, width, stride } = *from;
     let arguments = [
-        planes.into(),
-        scales.into(),
+        places.planes.into(),
+        places.scales.into(),
         x,
         factors.unwrap_or(Argument::U64(0)),
         dimension(rows).into(),
-        dimension(plane_rows).into(),
+        dimension(places.rows).into(),
         dimension(width).into(),
         stride.into(),
     ];

@@ -177,36 +177,44 @@ impl<M: Memory> Op<M> for LowRankExpand<'_, M> {
     }
 }
 
-/// `dM += (alpha·u)ᵀ x`.
+/// `dM += (alpha·u)ᵀ x` for one or more factors, so a device can take small ones together.
 pub struct LowRankOuter<'a, M: Memory> {
+    pub parts: Vec<OuterProduct<'a, M>>,
+    /// As in `product_grad_weight`.
+    pub row_starts: &'a [usize],
+}
+
+/// The gradient of a factor, and what it is of.
+pub struct OuterProduct<'a, M: Memory> {
     pub dfactor: &'a mut F32<M>,
     pub u: &'a F32<M>,
     pub x: &'a F32<M>,
     pub p: LowRank<'a>,
-    /// As in `product_grad_weight`.
-    pub row_starts: &'a [usize],
 }
 
 impl<M: Memory> Op<M> for LowRankOuter<'_, M> {
     const NAME: &'static str = "low_rank_outer";
 
     fn check(&self) {
-        self.p.check_lengths(Self::NAME, [self.u.len(), self.x.len(), self.dfactor.len()]);
+        for OuterProduct { dfactor, u, x, p } in &self.parts {
+            p.check_lengths(Self::NAME, [u.len(), x.len(), dfactor.len()]);
+        }
     }
 
     fn multiply_adds(&self) -> usize {
-        self.p.multiply_adds()
+        self.parts.iter().map(|part| part.p.multiply_adds()).sum()
     }
 
+    /// Tokens, rank and width of the first.
     fn size(&self) -> [usize; 3] {
-        self.p.size()
+        self.parts.first().map_or([0; 3], |part| part.p.size())
     }
 
     fn workspace(&self, of: &dyn Workspaces) -> usize {
-        of.low_rank(&self.p)
+        of.low_rank_outer(&self.parts.iter().map(|part| part.p).collect::<Vec<_>>())
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
-        vec![Output::F32(self.dfactor)]
+        self.parts.iter_mut().map(|part| Output::F32(&mut *part.dfactor)).collect()
     }
 }

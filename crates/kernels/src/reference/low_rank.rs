@@ -3,7 +3,7 @@
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
 use crate::backend::{Checked, Run};
-use crate::op::{Contraction, LowRankContract, LowRankExpand, LowRankOuter};
+use crate::op::{Contraction, LowRankContract, LowRankExpand, LowRankOuter, OuterProduct};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
 
@@ -43,16 +43,21 @@ impl Run<LowRankExpand<'_, ReferenceMemory>> for Reference {
 
 impl Run<LowRankOuter<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut LowRankOuter<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
-        let LowRankOuter { dfactor, u, x, p, row_starts } = op;
-        for (e, block) in p.blocks(row_starts) {
-            for j in 0..p.rank {
-                for l in 0..p.width {
-                    let mut acc = 0.0;
-                    for t in block.clone() {
-                        acc = fma(p.alpha * u[t * p.rank + j], x[t * p.width + l], acc);
-                    }
-                    dfactor[e * p.factor_length() + p.at(j, l)] += acc;
+        for part in &mut op.parts {
+            outer(part, op.row_starts);
+        }
+    }
+}
+
+fn outer(OuterProduct { dfactor, u, x, p }: &mut OuterProduct<ReferenceMemory>, row_starts: &[usize]) {
+    for (e, block) in p.blocks(row_starts) {
+        for j in 0..p.rank {
+            for l in 0..p.width {
+                let mut acc = 0.0;
+                for t in block.clone() {
+                    acc = fma(p.alpha * u[t * p.rank + j], x[t * p.width + l], acc);
                 }
+                dfactor[e * p.factor_length() + p.at(j, l)] += acc;
             }
         }
     }

@@ -5,9 +5,9 @@ use super::{Prepared, Work, forever, noise};
 use isobit_kernels::op::product4::CHANNELS_PER_WORD;
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{
-    FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, Product, Product4Forward, Product4GradInput,
-    Product4Rows, ProductForward, ProductGradInput, ProductGradWeight, Quantized, QuantizedShape, Scales, SliceRows,
-    SliceShape,
+    FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, OuterProduct, Product, Product4Forward,
+    Product4GradInput, Product4Rows, ProductForward, ProductGradInput, ProductGradWeight, Quantized, QuantizedShape,
+    Scales, SliceRows, SliceShape,
 };
 use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
@@ -107,13 +107,16 @@ pub(super) fn low_rank<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, 
     let p = LowRank { segments: forever([0, tokens]), rank, width, layout, alpha: 2.0 };
     let (mut x, mut u) = (b.upload(&noise(tokens * width, 1)), b.upload(&noise(tokens * rank, 2)));
     let mut factor = b.upload(&noise(width * rank, 3));
-    let workspace = b.workspaces().low_rank(&p);
+    let workspace = b.workspaces().low_rank(&p).max(b.workspaces().low_rank_outer(&[p]));
     let work = Work { flops: 2.0 * (tokens * width * rank) as f64, bytes: 0.0, workspace };
     let op = op.to_string();
     let run = move || match &op[..] {
         "low_rank_contract" => b.run(LowRankContract::one(&mut u, &x, &factor, p)),
         "low_rank_expand" => b.run(LowRankExpand { y: &mut x, u: &u, factor: &factor, p }),
-        _ => b.run(LowRankOuter { dfactor: &mut factor, u: &u, x: &x, p, row_starts: &[0, tokens] }),
+        _ => {
+            let parts = vec![OuterProduct { dfactor: &mut factor, u: &u, x: &x, p }];
+            b.run(LowRankOuter { parts, row_starts: &[0, tokens] });
+        }
     };
     Prepared { work, run: Box::new(run) }
 }
