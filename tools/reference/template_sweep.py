@@ -33,6 +33,27 @@ TOOL = {
         "return": {"type": "string", "description": "text"},
     },
 }
+UNIONS = {
+    "type": "function",
+    "function": {
+        "name": "unions",
+        "description": "Types of every kind",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "one": {"oneOf": [{"type": "string", "default": "a"}, {"type": "number", "description": "n", "default": 2}]},
+                "objects": {"oneOf": [{"type": "object"}, {"type": "string"}]},
+                "unit": {"type": "string", "enum": ["celsius", "kelvin"], "default": "kelvin"},
+                "inner": {"type": "object", "properties": {"a": {"type": "array"}, "b": {"type": "string", "nullable": True}}, "required": ["a"]},
+                "strings": {"type": "array", "items": {"type": "string"}, "nullable": True},
+                "rows": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+                "some": {"type": ["string"], "default": [1, {"k": None}]},
+                "free": {"description": "anything"},
+            },
+            "required": ["one"],
+        },
+    },
+}
 PLAIN_TOOL = {"type": "function", "function": {"name": "now", "description": "", "parameters": {}}}
 
 
@@ -82,6 +103,7 @@ def conversations():
     yield {"messages": [question, text, used[2], answer], "tools": [TOOL]}
     thought = said("assistant", "", reasoning_content="I need it.", tool_calls=[call({"place": "Bern"})])
     yield {"messages": [question, thought, used[2], answer], "tools": [TOOL]}
+    yield from thoughts(question, answer, used)
     for extra in ({"enable_thinking": False}, {"enable_thinking": True}, {"thinking": True}, {"reasoning_effort": "high"}):
         yield {"messages": [system, question, answer, question], "chat_template_kwargs": extra}
     yield {"messages": [question], "chat_template_kwargs": {"custom_tools": [TOOL], "builtin_tools": ["x"]}}
@@ -89,6 +111,21 @@ def conversations():
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": " this? "}]
     yield {"messages": [said("user", parts), answer]}
     yield {"messages": [system, said("user", parts), said("assistant", parts), question]}
+
+
+def thoughts(question, answer, used):
+    """What gpt-oss reads: thoughts in a field of their own, calls without content, its own tools, and types of every kind."""
+    yield {"messages": [question, said("assistant", "Two.", thinking="One and one.")]}
+    yield {"messages": [question, said("assistant", "Two.", thinking="One and one."), question, answer]}
+    yield {"messages": [question, said("assistant", "<|channel|>final<|message|>Two.")]}
+    bare = {"role": "assistant", "thinking": "I look.", "tool_calls": [call({"place": "Bern", "days": 2})]}
+    yield {"messages": [question, bare, used[2]], "tools": [UNIONS]}
+    yield {"messages": [question, bare, used[2], answer], "tools": [UNIONS, TOOL]}
+    yield {"messages": [question, {**bare, "content": "Both."}, used[2]], "tools": [UNIONS]}
+    for tools in (["browser"], ["python"], ["browser", "python"]):
+        extra = {"builtin_tools": tools, "model_identity": "You are Ada.", "reasoning_effort": "low"}
+        yield {"messages": [question, answer], "chat_template_kwargs": extra}
+        yield {"messages": [said("developer", "Dev."), question], "tools": [UNIONS], "chat_template_kwargs": extra}
 
 
 def templates(folders):
