@@ -24,6 +24,11 @@ def qwen2():
     return transformers.Qwen2Config(**SMALL | rope(1e4) | {"intermediate_size": 96})
 
 
+def qwen2_in_blocks():
+    """Rows of whole blocks of 64: elsewhere bitsandbytes' CPU kernel takes other blocks than its quantiser."""
+    return transformers.Qwen2Config(**SMALL | rope(1e4) | {"intermediate_size": 128})
+
+
 def qwen3_moe():
     return transformers.Qwen3MoeConfig(**SMALL | rope(1e4) | {"head_dim": 32, "intermediate_size": 96, "moe_intermediate_size": 32,
                                                               "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True})
@@ -49,7 +54,8 @@ AWQ = {
     "awq-moe": (qwen3_moe, {"version": "awq", "sym": False, "group_size": 32, "desc_act": False, "plain": "o_proj"}, sparse.ATTENTION),
 }
 # Type, and whether the magnitudes are quantised too.
-BITSANDBYTES = {"nf4": (qwen2, {"type": "nf4", "nested": True}, SEVEN), "fp4": (qwen2, {"type": "fp4", "nested": False}, SEVEN)}
+BITSANDBYTES = {"nf4": (qwen2_in_blocks, {"type": "nf4", "nested": True}, SEVEN),
+                "fp4": (qwen2_in_blocks, {"type": "fp4", "nested": False}, SEVEN)}
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 # With group_size -1 there is one group, and the list that says so is left out of the file.
 WITHOUT_GROUP_INDEX = {"gptq-v2-whole"}
@@ -295,9 +301,8 @@ def make_bitsandbytes(name):
     write(name, config, bitsandbytes_tensors, settings, torch.bfloat16, described, targets)
     folder = FIXTURES / name
     tensors = load_file(folder / "model.safetensors")
-    # Rows of whole blocks only: elsewhere bitsandbytes' CPU kernel takes other blocks than its quantiser, so that the loss and the
-    # gradients of these cases are not those of the file either, and no test compares them.
-    paths = ["model.layers.0.self_attn.k_proj"]
+    paths = [key.removesuffix(".weight.absmax") for key in tensors if key.endswith(".weight.absmax")]
+    assert len(paths) == len(SEVEN)
     write_tensors(folder / "expanded.safetensors", {f"{path}.weight": expanded_bitsandbytes(tensors, path) for path in paths})
 
 

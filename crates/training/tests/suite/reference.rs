@@ -314,12 +314,14 @@ cases! {
     qwen3moe_balance = "qwen3moe-aux";
     awq = "awq";
     awq_moe = "awq-moe";
+    fp4 = "fp4";
     gptq_moe = "gptq-moe";
     gptq_moe_order = "gptq-moe-order";
     gptq_v1 = "gptq-v1";
     gptq_v1_asymmetric = "gptq-v1-asymmetric";
     gptq_v2_order = "gptq-v2-order";
     gptq_v2_whole = "gptq-v2-whole";
+    nf4 = "nf4";
     qwen3_5moe = "qwen3_5moe-hybrid";
     qwen3_5moe_lora = "qwen3_5moe-hybrid-lora";
     qwen3_5moe_packed = "qwen3_5moe-hybrid-packed";

@@ -8,7 +8,7 @@ use isobit_proof::safetensors::{Dtype, TensorFiles};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// `tools/reference/quantized.py` has bitsandbytes expand a matrix of each file.
+/// `tools/reference/quantized.py` has bitsandbytes expand every matrix of each file.
 #[test]
 fn numbers_are_those_that_bitsandbytes_gives() {
     for name in ["nf4", "fp4"] {
@@ -32,7 +32,8 @@ fn numbers_are_those_that_bitsandbytes_gives() {
             assert_eq!(found.to_f32(), wanted.to_f32().expect("float32"), "{name} {tensor}");
             compared += outputs * inputs;
         }
-        assert_eq!(compared, 32 * 64);
+        // Queries and output, keys and values, three projections of the MLP.
+        assert_eq!(compared, (2 * 64 + 2 * 32 + 3 * 128) * 64);
     }
 }
 
