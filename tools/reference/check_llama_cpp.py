@@ -22,7 +22,10 @@ ISOBIT = os.environ.get("ISOBIT", os.path.join(HERE, "../../target/release/isobi
 
 
 def run(*command):
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        sys.exit(f"{' '.join(command)}: exit {ran.returncode}: {ran.stderr}")
+    return ran.stdout
 
 
 def ours_at(model, tokens, at):
@@ -35,7 +38,7 @@ def ours_at(model, tokens, at):
 
 
 def reference(folder, adapter, tokens, dtype):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager")
     if adapter:
         from peft import PeftModel
         model = PeftModel.from_pretrained(model, adapter).to(dtype)

@@ -3,14 +3,15 @@
 //! tensor does, so nothing here knows a family.
 //!
 //! What llama.cpp would compute differently is refused: sliding windows, routers that do not
-//! renormalise, layers of mixed kinds.
+//! renormalise, layers of mixed kinds, rotations left out elsewhere than it leaves them out.
 
 use crate::ModelError;
-use crate::config::{AttentionConfig, AttentionKind, Config, ExpertsConfig, MlpKind, Scoring};
+use crate::config::{AttentionConfig, AttentionKind, Config, ExpertsConfig, MlpKind, Rotary, Scoring};
 use crate::experts::{ExpertsShape, Projection};
 use isobit_numerics::rope::{RopeScaling, Yarn, inverse_frequencies};
 
 /// What a family is to llama.cpp.
+#[expect(clippy::struct_excessive_bools, reason = "each is a rule of another program")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgufRules {
     /// `general.architecture`
@@ -22,6 +23,30 @@ pub struct GgufRules {
     pub qkv_bias: bool,
     /// Whether other linear layers may.
     pub other_bias: bool,
+    /// It does not rotate the last of every so many layers.
+    pub unrotated: Option<usize>,
+    /// Whether it reads factors on embedding, scores, branches and logits.
+    pub multipliers: bool,
+    /// Whether the width of an expert is under the key of a dense MLP's.
+    pub common_width: bool,
+    /// Whether the head must be there beside the table.
+    pub needs_head: bool,
+}
+
+impl GgufRules {
+    /// No biases, nothing special.
+    pub(crate) const fn plain(architecture: &'static str) -> Self {
+        Self {
+            architecture,
+            interleaved: false,
+            qkv_bias: false,
+            other_bias: false,
+            unrotated: None,
+            multipliers: false,
+            common_width: false,
+            needs_head: false,
+        }
+    }
 }
 
 /// A value of a key.
@@ -74,9 +99,12 @@ impl GgufModel {
             .gguf
             .ok_or_else(|| refused(format!("{} models are not written as GGUF yet", config.family.name)))?;
         let mut model = Self { architecture: rules.architecture, keys: Vec::new(), tensors: Vec::new() };
-        let attention = attention_of(config)?;
+        let attention = attention_of(config, rules)?;
         check_attention(rules, &attention)?;
-        model.describe(config, &attention)?;
+        if tied && rules.needs_head {
+            return Err(refused("llama.cpp reads no head that is the table in models of this family".to_string()));
+        }
+        model.describe(config, rules, &attention)?;
         model.add("token_embd.weight", vec![config.vocabulary, config.hidden], tensor("model.embed_tokens.weight"));
         if let Some(factors) = rotation_factors(config) {
             model.exact("rope_freqs.weight", vec![factors.len()], GgufSource::Made(factors));
@@ -108,7 +136,7 @@ impl GgufModel {
         self.key(name, GgufValue::U32(value as u32));
     }
 
-    fn describe(&mut self, config: &Config, attention: &AttentionConfig) -> Result<(), ModelError> {
+    fn describe(&mut self, config: &Config, rules: GgufRules, attention: &AttentionConfig) -> Result<(), ModelError> {
         self.size("block_count", config.layers.len());
         self.size("context_length", config.max_positions);
         self.size("embedding_length", config.hidden);
@@ -123,13 +151,27 @@ impl GgufModel {
         match mlp_of(config)? {
             MlpKind::Dense { width, .. } => self.size("feed_forward_length", *width),
             MlpKind::Experts(experts) => {
-                check_experts(experts)?;
+                check_experts(experts, branch_factor(config))?;
                 self.size("expert_count", experts.experts);
                 self.size("expert_used_count", experts.chosen);
-                self.size("expert_feed_forward_length", experts.width);
+                let key = if rules.common_width { "feed_forward_length" } else { "expert_feed_forward_length" };
+                self.size(key, experts.width);
             }
         }
+        if rules.multipliers {
+            self.multipliers(config, attention);
+        }
         self.rotation(&config.rope_scaling)
+    }
+
+    /// Factors; llama.cpp divides logits by the last one.
+    fn multipliers(&mut self, config: &Config, attention: &AttentionConfig) {
+        self.key("attention.scale", GgufValue::F32(attention.scale));
+        self.key("embedding_scale", GgufValue::F32(config.embedding_scale.unwrap_or(1.0)));
+        self.key("residual_scale", GgufValue::F32(branch_factor(config)));
+        #[expect(clippy::float_arithmetic, reason = "a key of another format")]
+        let divisor = (1.0 / f64::from(config.head_scale.unwrap_or(1.0))) as f32;
+        self.key("logit_scale", GgufValue::F32(divisor));
     }
 
     fn rotation(&mut self, scaling: &RopeScaling) -> Result<(), ModelError> {
@@ -190,12 +232,21 @@ impl GgufModel {
             }
         }
         if attention.head_norms {
-            for (module, gguf) in [(names.q_norm, "attn_q_norm"), (names.k_norm, "attn_k_norm")] {
-                self.exact(&format!("{there}.{gguf}.weight"), vec![attention.head_width], norm(&path, module));
+            let spans = |heads: usize| if attention.norms_span_heads { heads } else { 1 };
+            for (module, gguf, heads) in [(names.q_norm, "attn_q_norm", heads), (names.k_norm, "attn_k_norm", kv_heads)]
+            {
+                let width = spans(heads) * attention.head_width;
+                self.exact(&format!("{there}.{gguf}.weight"), vec![width], norm(&path, module));
             }
         }
-        if let Some(name) = of.names.mlp_norm {
-            self.exact(&format!("{there}.ffn_norm.weight"), vec![hidden], norm(&here, name));
+        for (name, gguf) in [
+            (of.names.attention_output_norm, "post_attention_norm"),
+            (of.names.mlp_norm, "ffn_norm"),
+            (of.names.mlp_output_norm, "post_ffw_norm"),
+        ] {
+            if let Some(name) = name {
+                self.exact(&format!("{there}.{gguf}.weight"), vec![hidden], norm(&here, name));
+            }
         }
         self.mlp(&format!("{here}.{}", of.names.mlp), &there, hidden, &of.mlp, rules)
     }
@@ -263,19 +314,30 @@ fn norm(path: &str, module: &str) -> GgufSource {
     tensor(&format!("{path}.{module}.weight"))
 }
 
-/// The attention that all layers have.
-fn attention_of(config: &Config) -> Result<AttentionConfig, ModelError> {
-    let mut all = config.layers.iter().map(|layer| &layer.attention);
-    match all.next() {
-        Some(AttentionKind::Softmax(first)) => {
-            let same = |other: &AttentionKind| matches!(other, AttentionKind::Softmax(other) if other == first);
-            if first.window.is_some() || !all.all(same) {
-                return Err(refused("llama.cpp has no sliding windows in models of this family".to_string()));
-            }
-            Ok(first.clone())
+/// The attention that all layers have, apart from the rotation that some leave out.
+fn attention_of(config: &Config, rules: GgufRules) -> Result<AttentionConfig, ModelError> {
+    let mut found: Option<AttentionConfig> = None;
+    for (at, layer) in config.layers.iter().enumerate() {
+        let AttentionKind::Softmax(attention) = &layer.attention else {
+            return Err(refused("its attention is not one that can be written as GGUF yet".to_string()));
+        };
+        let rotated = AttentionConfig { rotary: Rotary::Global, ..attention.clone() };
+        let first = found.get_or_insert(rotated.clone());
+        if attention.window.is_some() || *first != rotated {
+            return Err(refused("llama.cpp has no sliding windows in models of this family".to_string()));
         }
-        _ => Err(refused("its attention is not one that can be written as GGUF yet".to_string())),
+        let is_left_out = rules.unrotated.is_some_and(|every| (at + 1).is_multiple_of(every));
+        let expected = if is_left_out { Rotary::None } else { Rotary::Global };
+        if attention.rotary != expected {
+            return Err(refused("llama.cpp rotates other layers of such a model".to_string()));
+        }
     }
+    found.ok_or_else(|| refused("it has no layers".to_string()))
+}
+
+/// The factor on what attention and MLP add to the residual stream.
+fn branch_factor(config: &Config) -> f32 {
+    config.layers.first().and_then(|layer| layer.attention_factor).unwrap_or(1.0)
 }
 
 fn check_attention(rules: GgufRules, attention: &AttentionConfig) -> Result<(), ModelError> {
@@ -297,13 +359,14 @@ fn mlp_of(config: &Config) -> Result<&MlpKind, ModelError> {
     }
 }
 
-fn check_experts(experts: &ExpertsConfig) -> Result<(), ModelError> {
-    if !experts.renormalise || experts.scoring != Scoring::Softmax || experts.scale != 1.0 {
+fn check_experts(experts: &ExpertsConfig, scale: f32) -> Result<(), ModelError> {
+    if !experts.renormalise || experts.scoring != Scoring::Softmax || experts.scale != scale {
         let what =
             "llama.cpp always renormalises the chosen experts' weights (`norm_topk_prob` true), this model does not";
         return Err(refused(what.to_string()));
     }
-    if experts.shared.is_some() || experts.correction_bias.is_some() || experts.groups > 1 {
+    let has_biases = experts.correction_bias.is_some() || experts.router_bias || experts.biases;
+    if experts.shared.is_some() || has_biases || experts.groups > 1 || experts.clamp.is_some() {
         return Err(refused("its router cannot be written as GGUF yet".to_string()));
     }
     Ok(())
@@ -363,12 +426,42 @@ mod tests {
     }
 
     #[test]
+    fn factors_norms_and_experts_of_other_families() {
+        let multipliers =
+            r#""attention_multiplier":0.25,"embedding_multiplier":12,"residual_multiplier":0.5,"logits_scaling":6"#;
+        let experts = r#""num_local_experts":4,"num_experts_per_tok":2"#;
+        let granite = GgufModel::of(&config(&format!(",\"model_type\":\"granitemoe\",{multipliers},{experts}")), true);
+        let granite = granite.expect("known");
+        let key = |name: &str| granite.keys.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+        for (name, value) in
+            [("attention.scale", 0.25), ("embedding_scale", 12.0), ("residual_scale", 0.5), ("logit_scale", 6.0)]
+        {
+            assert_eq!(key(&format!("granitemoe.{name}")), Some(GgufValue::F32(value)), "{name}");
+        }
+        assert_eq!(key("granitemoe.feed_forward_length"), Some(GgufValue::U32(12)));
+        assert_eq!(key("granitemoe.expert_count"), Some(GgufValue::U32(4)));
+        let mixtral = GgufModel::of(&config(&format!(",\"model_type\":\"mixtral\",{experts}")), false).expect("known");
+        assert_eq!((mixtral.architecture, mixtral.tensors.len()), ("llama", 3 + 2 * 10));
+        let olmo = GgufModel::of(&config(r#","model_type":"olmo2""#), false).expect("known");
+        let shape =
+            |name: &str| olmo.tensors.iter().find(|tensor| tensor.name == name).map(|tensor| tensor.shape.clone());
+        assert_eq!(shape("blk.1.attn_q_norm.weight"), Some(vec![8]));
+        assert_eq!(shape("blk.1.attn_k_norm.weight"), Some(vec![4]));
+        assert_eq!([shape("blk.1.attn_norm.weight"), shape("blk.1.ffn_norm.weight")], [None, None]);
+        assert!(shape("blk.1.post_attention_norm.weight").is_some() && shape("blk.1.post_ffw_norm.weight").is_some());
+        let smollm = GgufModel::of(&config(r#","model_type":"smollm3""#), true).expect("known");
+        assert_eq!(smollm.tensors.len(), 2 + 2 * 9);
+    }
+
+    #[test]
     fn what_llama_cpp_would_compute_differently_is_refused() {
         let experts = r#","model_type":"qwen3_moe","num_experts":4,"num_experts_per_tok":2,"moe_intermediate_size":4,"head_dim":4"#;
         for (more, wanted) in [
             (r#","model_type":"qwen2","use_sliding_window":true,"sliding_window":5,"max_window_layers":0"#, "windows"),
             (r#","model_type":"qwen3","attention_bias":true"#, "biases"),
             (r#","model_type":"deepseek_v3""#, "DeepSeek-V3"),
+            (r#","model_type":"smollm3","no_rope_layers":[1,0]"#, "rotates other layers"),
+            (r#","model_type":"olmo2""#, "no head that is the table"),
             (experts, "norm_topk_prob"),
             (&format!("{experts},\"norm_topk_prob\":true,\"mlp_only_layers\":[0]"), "same kind of MLP"),
         ] {

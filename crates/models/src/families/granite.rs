@@ -1,7 +1,7 @@
 //! Granite 3, dense: as Llama with four multipliers, on the embedding, on the scores of attention,
 //! on what each branch adds to the residual stream, and on the logits.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{factor, read};
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
@@ -19,7 +19,13 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: None,
+    gguf: Some(GgufRules {
+        interleaved: true,
+        qkv_bias: true,
+        other_bias: true,
+        multipliers: true,
+        ..GgufRules::plain("granite")
+    }),
 };
 
 pub(super) const DEFAULTS: SizeDefaults = SizeDefaults {

@@ -2,7 +2,7 @@
 //! output being a factor on the router's weights. Its files call the fused experts `input_linear`
 //! and `output_linear`.
 
-use super::{Family, PeftRules, Prediction, granite};
+use super::{Family, GgufRules, PeftRules, Prediction, granite};
 use crate::ModelError;
 use crate::config::attention::factor;
 use crate::config::fields::AXIS_MAX;
@@ -26,7 +26,14 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: true,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: None,
+    gguf: Some(GgufRules {
+        interleaved: true,
+        qkv_bias: true,
+        other_bias: true,
+        multipliers: true,
+        common_width: true,
+        ..GgufRules::plain("granitemoe")
+    }),
 };
 
 const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "num_experts", count: 8, chosen: 2, width: 11008 };

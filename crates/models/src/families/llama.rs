@@ -20,7 +20,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: Some(GgufRules { architecture: "llama", interleaved: true, qkv_bias: true, other_bias: true }),
+    gguf: Some(GgufRules { interleaved: true, qkv_bias: true, other_bias: true, ..GgufRules::plain("llama") }),
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {

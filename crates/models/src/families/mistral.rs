@@ -28,7 +28,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: Some(GgufRules { architecture: "llama", interleaved: true, qkv_bias: false, other_bias: false }),
+    gguf: Some(GgufRules { interleaved: true, ..GgufRules::plain("llama") }),
 };
 
 /// Where the file has no `sliding_window`; null means none.

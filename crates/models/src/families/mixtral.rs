@@ -1,7 +1,7 @@
 //! Mixtral: attention as in Mistral, experts chosen by softmax in every layer. Its files call the
 //! MLP `block_sparse_moe` and the matrices of an expert `w1`, `w3` and `w2`.
 
-use super::{Family, PeftRules, Prediction, mistral};
+use super::{Family, GgufRules, PeftRules, Prediction, mistral};
 use crate::ModelError;
 use crate::config::attention::{one_window, with_windows};
 use crate::config::fields::AXIS_MAX;
@@ -31,7 +31,7 @@ pub(super) static FAMILY: Family = Family {
     prediction: Prediction::NONE,
     // The experts' modules are `w1`, `w2` and `w3` to PEFT, which are not read as targets.
     peft: PeftRules::FusesExperts { modules: &["q_proj", "k_proj", "v_proj", "o_proj"], converts_per_expert: false },
-    gguf: None,
+    gguf: Some(GgufRules { interleaved: true, common_width: true, ..GgufRules::plain("llama") }),
 };
 
 const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "num_experts", count: 8, chosen: 2, width: 14336 };

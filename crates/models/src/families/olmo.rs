@@ -2,7 +2,7 @@
 //! and keys normalised over all heads at once. Most layers of OLMo 3 have a window, and a rotation
 //! that is not stretched for long texts.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, typed_windows};
 use crate::config::fields::POSITIONS_MAX;
@@ -22,7 +22,7 @@ pub(super) static OLMO2: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: None,
+    gguf: Some(GgufRules { needs_head: true, ..GgufRules::plain("olmo2") }),
 };
 
 pub(super) static OLMO3: Family = Family {
@@ -30,6 +30,7 @@ pub(super) static OLMO3: Family = Family {
     model_types: &["olmo3"],
     implied: Implied { eps: 1e-5, theta: THETA, local: Some(LocalBase { key: None, theta: THETA }), ..Implied::COMMON },
     layers: olmo3,
+    gguf: None,
     ..OLMO2
 };
 

@@ -19,7 +19,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: Some(GgufRules { architecture: "qwen2", interleaved: false, qkv_bias: true, other_bias: false }),
+    gguf: Some(GgufRules { qkv_bias: true, ..GgufRules::plain("qwen2") }),
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {

@@ -19,7 +19,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: Some(GgufRules { architecture: "qwen3", interleaved: false, qkv_bias: false, other_bias: false }),
+    gguf: Some(GgufRules::plain("qwen3")),
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {

@@ -34,7 +34,7 @@ pub(super) static FAMILY: Family = Family {
         // No shared expert: the names of an expert's modules mean nothing else in the layer.
         converts_per_expert: true,
     },
-    gguf: Some(GgufRules { architecture: "qwen3moe", interleaved: false, qkv_bias: false, other_bias: false }),
+    gguf: Some(GgufRules::plain("qwen3moe")),
 };
 
 const EXPERTS: ExpertsDefaults = ExpertsDefaults {

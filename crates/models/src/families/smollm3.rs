@@ -1,7 +1,7 @@
 //! SmolLM3: as Llama, but every fourth layer does not rotate queries and keys, and only such layers
 //! may have a window.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, typed_windows, window_in_use};
 use crate::config::fields::AXIS_MAX;
@@ -29,7 +29,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: None,
+    gguf: Some(GgufRules { interleaved: true, unrotated: Some(4), ..GgufRules::plain("smollm3") }),
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
