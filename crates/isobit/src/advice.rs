@@ -23,6 +23,8 @@ pub(crate) struct Advice {
     bytes: u64,
     /// Whether the weights stay the same, bit for bit.
     same_bits: bool,
+    /// Whether rows are cut.
+    cuts_rows: bool,
     /// What else is to be said.
     effect: String,
 }
@@ -37,12 +39,13 @@ struct Change {
     sets: Vec<String>,
     run: Run,
     same_bits: bool,
+    cuts_rows: bool,
     effect: &'static str,
 }
 
 impl Change {
     fn of(run: &Run) -> Self {
-        Self { sets: Vec::new(), run: run.clone(), same_bits: true, effect: "" }
+        Self { sets: Vec::new(), run: run.clone(), same_bits: true, cuts_rows: false, effect: "" }
     }
 
     /// Both keys: the rows of an update stay the same, and with them the weights.
@@ -81,6 +84,13 @@ impl Change {
     fn length(mut self, tokens: u32) -> Self {
         self.run.training.max_seq_length = tokens;
         self.sets.push(format!("max_seq_length={tokens}"));
+        (self.same_bits, self.cuts_rows) = (false, true);
+        self
+    }
+
+    fn in_4bit(mut self) -> Self {
+        self.run.load_in_4bit = Some(true);
+        self.sets.push("load_in_4bit=true".to_string());
         self.same_bits = false;
         self
     }
@@ -108,7 +118,8 @@ impl Change {
                 effect = format!("{more} % more arithmetic");
             }
         }
-        Advice { sets: sets.join(" "), bytes: then.bytes, same_bits: self.same_bits, effect }
+        let Self { same_bits, cuts_rows, .. } = self;
+        Advice { sets: sets.join(" "), bytes: then.bytes, same_bits, cuts_rows, effect }
     }
 }
 
@@ -138,7 +149,7 @@ pub(crate) fn of(run: &Run, now: Need, need: impl Fn(&Run) -> Option<Need>) -> i
 pub(crate) fn shown(all: impl Iterator<Item = Advice>) -> Vec<Advice> {
     let mut shown = Vec::new();
     for advice in all.take(ADVICE_MAX) {
-        let is_last = !advice.same_bits;
+        let is_last = advice.cuts_rows;
         shown.push(advice);
         if is_last {
             break;
@@ -221,6 +232,12 @@ fn smaller(run: &Run) -> Vec<Change> {
             changes.push(full(one(Change::of(run))).offload(offload).because(effect));
         }
     }
+    // Where the base cannot be quantised there is no such plan.
+    if matches!(run.adapter, Adapter::Lora(_)) && run.load_in_4bit != Some(true) {
+        let effect = "other weights: the base is quantised to 4 bits";
+        changes.push(Change::of(run).in_4bit().because(effect));
+        changes.push(full(one(Change::of(run))).in_4bit().because(effect));
+    }
     let mut tokens = run.training.max_seq_length;
     while tokens / 2 >= LENGTH_MIN {
         tokens /= 2;
@@ -240,8 +257,7 @@ fn smaller(run: &Run) -> Vec<Change> {
 /// What to do where no setting helps.
 fn no_setting(run: &Run) -> String {
     let last_resort = match &run.adapter {
-        Adapter::Lora(_) if run.load_in_4bit == Some(true) => "take a smaller base model",
-        Adapter::Lora(_) => "set `load_in_4bit = true`, or take a smaller base model",
+        Adapter::Lora(_) => "take a smaller base model",
         Adapter::Full | Adapter::LastBlocks(_) => "train an adapter (`type = \"lora\"` under [adapter])",
     };
     format!("no setting makes it fit: {last_resort}")
@@ -263,7 +279,7 @@ impl Shown<'_> {
             Some(false) => writeln!(out, "these settings fit:")?,
             _ => writeln!(out, "these settings also fit, and are faster:")?,
         }
-        for Advice { sets, bytes, same_bits, effect } in self.all {
+        for Advice { sets, bytes, same_bits, effect, .. } in self.all {
             let bits = if *same_bits { "same bits, " } else { "" };
             writeln!(out, "  {sets}\n    {}, {bits}{effect}", size(*bytes))?;
         }

@@ -197,6 +197,28 @@ fn put_large(folder: &Folder, width: usize, layers: usize) {
     folder.put("large/config.json", config.to_string());
 }
 
+/// A base too large as it is may fit in 4 bits; one that is quantised already is not quantised
+/// again.
+#[test]
+fn four_bits_are_suggested_with_their_memory() {
+    let folder = Folder::new(Shape::TINY);
+    put_large(&folder, 1024, 8);
+    let plan = |more: &[&str]| {
+        let sets = ["training.micro_batch_size=1", "training.gradient_checkpointing=full", "eval.micro_batch_size=1"];
+        let sets = ["base_model=large", "device=cpu"].into_iter().chain(sets).flat_map(|set| ["--set", set]);
+        let given: Vec<&str> = ["plan", "config.toml"].into_iter().chain(sets).chain(more.iter().copied()).collect();
+        folder.run(&given)
+    };
+    let needed = |more: &[&str]| number(&plan(&[&["--json"], more].concat()).json()[0], "needed_bytes");
+    let (whole, quantised) = (needed(&[]), needed(&["--set", "load_in_4bit=true"]));
+    assert!(quantised < whole / 2, "{quantised} of {whole}");
+    let ran = plan(&["--memory", &format!("{quantised}B")]);
+    ran.says(4, &["hint: `--set load_in_4bit=true` fits; other weights: the base is quantised to 4 bits\n"]);
+    assert!(ran.out.contains("these settings fit:\n  --set load_in_4bit=true\n    "), "{}", ran.out);
+    plan(&["--memory", &format!("{}B", quantised / 2)])
+        .says(4, &["no setting makes it fit: take a smaller base model"]);
+}
+
 /// On a card a checkpoint is put together on the host, which must have the memory for it.
 #[cfg(target_os = "linux")]
 #[test]
