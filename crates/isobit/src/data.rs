@@ -3,7 +3,7 @@
 //! ⟧, green on a terminal.
 
 use crate::Failure;
-use crate::model::located;
+use crate::model::{located, refuse_hub_name};
 use isobit_training::data::{
     self, Bad, DataConfig, DataError, DataErrorKind, Report, RowSource, Template, Tokenizer, Variables,
 };
@@ -123,8 +123,9 @@ impl Input {
         }
     }
 
-    fn open(&self) -> Result<(Option<Tokenizer>, Option<Template>), DataError> {
-        data::open_if_there(&located(&self.model), &self.date)
+    fn open(&self) -> Result<(Option<Tokenizer>, Option<Template>), Failure> {
+        refuse_hub_name(&self.model)?;
+        Ok(data::open_if_there(&located(&self.model), &self.date)?)
     }
 
     fn place(&self, source: RowSource) -> String {

@@ -51,12 +51,13 @@ const CHECK_CHAT: &str = "data check --model chat --data data.jsonl";
 const EVAL: &str = "eval --model model --data pirate.jsonl";
 
 #[rustfmt::skip]
-const MISTAKES: [Mistake; 72] = [
+const MISTAKES: [Mistake; 73] = [
     // Paths.
     row("a config that is not there", &[], "train nowhere.toml", &[2], &["nowhere.toml", "hint:"]),
     row("a folder as the config", &[], "train model", &[2], &["model"]),
     row("a model that is not there", &[], "train run.toml --set base_model=modle", &[2], &["modle", "hint:"]),
     row("a hub name as a path", &[], "train run.toml --set base_model=Qwen/Qwen2.5-0.5B", &[2], &["Qwen/Qwen2.5-0.5B", "hub"]),
+    row("a hub name for data", &[], "data check --model Qwen/Qwen3-0.6B --data pirate.jsonl", &[2], &["Qwen3-0.6B", "hub"]),
     row("a hub name for eval", &[], "eval --model HuggingFaceTB/SmolLM2-135M --data pirate.jsonl", &[2], &["SmolLM2-135M", "hub"]),
     row("a file as the model", &[], "train run.toml --set base_model=pirate.jsonl", &[2], &["pirate.jsonl", "folder"]),
     row("data that is not there", &[], "train run.toml --set datasets.0.path=nowhere.jsonl", &[2], &["nowhere.jsonl", "hint:"]),

@@ -8,8 +8,8 @@ use crate::model;
 use crate::{Failure, adapter};
 use isobit_models::peft;
 use isobit_proof::regular;
-use isobit_training::checkpoint::ADAPTER_CONFIG;
-use isobit_training::config::SaveDtype;
+use isobit_training::checkpoint::{ADAPTER_CONFIG, RESOLVED};
+use isobit_training::config::{self, SaveDtype};
 use isobit_training::prepare::{CONFIG_BYTES_MAX, RunError};
 use std::path::{Path, PathBuf};
 
@@ -43,9 +43,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// The adapter folder that `source` stands for, and its base: the one given, or the folder that the
-/// adapter's config names.
+/// The adapter folder that `source` stands for, and its base: the one given, that of the run whose
+/// adapter it is, or the folder that the adapter's config names.
 fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, PathBuf), Failure> {
+    model::refuse_hub_name(source)?;
     let adapter = adapter::located(source)?;
     if let Some(base) = base {
         return Ok((adapter, base.to_path_buf()));
@@ -53,6 +54,9 @@ fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, Path
     let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX);
     let text = text.map_err(RunError::from)?;
     let named = peft::base_name(&text).map(PathBuf::from);
+    if let Some(base) = base_of_run(&adapter, named.as_deref()) {
+        return Ok((adapter, base));
+    }
     match named {
         Some(base) if base.is_dir() => Ok((adapter, base)),
         Some(base) => {
@@ -65,6 +69,14 @@ fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, Path
             Err(Failure::usage(message, "give the base model's folder with `--base FOLDER`"))
         }
     }
+}
+
+/// The base of the run that an adapter lies in, if it is there under the name that the adapter
+/// knows: an adapter's config has the last part of the path only.
+fn base_of_run(adapter: &Path, named: Option<&Path>) -> Option<PathBuf> {
+    let run = adapter.canonicalize().ok()?.parent()?.join(RESOLVED);
+    let base = config::read(&run, &[]).ok()?.run.base_model;
+    (base.is_dir() && base.file_name() == named?.file_name()).then_some(base)
 }
 
 /// A model and its adapter, as `eval` would open them.

@@ -337,6 +337,7 @@ fn what_cannot_be_written_is_refused_and_nothing_is_left() {
     refused(&["model", "-o", "a.gguf", "--merge"], 2, &["is a model, not an adapter"]);
     refused(&["run", "-o", "a.gguf", "--type", "q8_0"], 2, &["--merge"]);
     refused(&["nowhere", "-o", "a.gguf"], 2, &["nowhere"]);
+    refused(&["Qwen/Qwen3-0.6B", "-o", "a.gguf"], 2, &["Qwen/Qwen3-0.6B does not exist", "Hugging Face hub"]);
     let tokenizer = folder.text("model/tokenizer.json");
     folder.put("model/tokenizer.json", tokenizer.replace(r"\\p{N}| ?", r"\\p{N}{1,2}| ?"));
     refused(&["model", "-o", "a.gguf"], 2, &["pre_tokenizer", "--pre"]);
