@@ -1,6 +1,7 @@
 //! Everything a run needs before the first step: model config, weights on disk, tokenised rows, and
 //! the digests that identify them.
 
+use crate::allocator::release_free_pages;
 use crate::checkpoint::{self, ADAPTER_CONFIG, FINAL, Identity};
 use crate::config::{self, Adapter, EvalRows, Fields, Run, Steps};
 use crate::data::{self, DataConfig, DataError, Report, Variables};
@@ -140,6 +141,8 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     Manifest::check(&run.base_model)?;
     let weights = Weights::new(TensorFiles::open(&run.base_model)?, &model)?.load_in_4bit(quantises)?;
     let Rows { train, eval, report } = rows(&run, &model)?;
+    // Those of the tokenizer, which the plan counts before the weights, not beside them.
+    release_free_pages();
     let steps = run.steps(train.len() as u64);
     let start = starting_adapter::find(&run, &model)?;
     let base_files = base_files(&run.base_model, &weights)?;

@@ -1,4 +1,5 @@
-//! The runs of the table. Rows have the maximum length, as a plan assumes.
+//! The runs of the table. Rows, or every other row of those that are text, have the maximum length,
+//! as a plan assumes.
 
 use super::model::{self, Model};
 use std::fmt::Write;
@@ -17,6 +18,8 @@ pub(super) struct Configuration {
     top: &'static str,
     /// Rows that are evaluated at once.
     evaluated: usize,
+    /// Whether rows are text, of several lengths, for a tokenizer as large as published ones.
+    is_text: bool,
 }
 
 const LORA: &str = "type = \"lora\"\nlora_r = 8\nlora_alpha = 16\nlora_target_modules = \"all-linear\"";
@@ -32,10 +35,10 @@ const fn run(
     checkpointing: &'static str,
     adapter: &'static str,
 ) -> Configuration {
-    Configuration { title, model, rows, tokens, checkpointing, adapter, top: "", evaluated: 0 }
+    Configuration { title, model, rows, tokens, checkpointing, adapter, top: "", evaluated: 0, is_text: false }
 }
 
-pub(super) const ON_CPU: [Configuration; 10] = [
+pub(super) const ON_CPU: [Configuration; 12] = [
     run("135M, LoRA, 2×256, full recomputation", model::M135, 2, 256, "full", LORA),
     run("135M, LoRA, 2×512, selective", model::M135, 2, 512, "selective", LORA),
     run("135M, LoRA, 2×512, none", model::M135, 2, 512, "none", LORA),
@@ -52,6 +55,12 @@ pub(super) const ON_CPU: [Configuration; 10] = [
     run("0.5B, LoRA, 1×256, full", model::B05, 1, 256, "full", LORA),
     run("experts (moe-small), LoRA, 2×256, full", model::EXPERTS, 2, 256, "full", ATTENTION),
     run("hybrid (hybrid-small), LoRA, 2×256, selective", model::HYBRID, 2, 256, "selective", LORA),
+    Configuration { is_text: true, ..run("135M, LoRA, 4×256, full, rows of text", model::M135, 4, 256, "full", LORA) },
+    Configuration {
+        is_text: true,
+        top: "load_in_4bit = true\n",
+        ..run("135M, LoRA, 4×256, full, rows of text, `load_in_4bit`", model::M135, 4, 256, "full", LORA)
+    },
 ];
 
 pub(super) const ON_CARD: [Configuration; 10] = [
@@ -97,15 +106,44 @@ impl Configuration {
         )
     }
 
-    /// Rows of the maximum length, as tokens.
-    pub(super) fn write_rows(&self, path: &Path) -> Result<(), String> {
-        let count = (STEPS * MICRO_BATCHES * self.rows).max(self.evaluated);
+    /// Writes the rows, and the tokenizer of the model's folder if they are text.
+    pub(super) fn write_data(&self, folder: &Path) -> Result<(), String> {
+        let of_model = folder.join(self.model.name);
+        let tokenizer = of_model.join(model::TOKENIZER);
+        if self.is_text {
+            model::write_tokenizer(&of_model, self.model.vocabulary)?;
+        } else if tokenizer.exists() {
+            std::fs::remove_file(&tokenizer).map_err(|error| format!("{}: {error}", tokenizer.display()))?;
+        }
+        let path = folder.join("rows.jsonl");
+        let rows = if self.is_text { self.rows_of_text() } else { self.rows_of_tokens() };
+        std::fs::write(&path, rows).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    fn count(&self) -> usize {
+        (STEPS * MICRO_BATCHES * self.rows).max(self.evaluated)
+    }
+
+    /// Every other row is cut at the maximum length; a token is two letters, some are more.
+    fn rows_of_text(&self) -> String {
         let mut text = String::new();
-        for row in 0..count {
+        for row in 0..self.count() {
+            let letters = if row % 2 == 0 { 4 * self.tokens } else { self.tokens * (row % 5 + 1) / 6 };
+            let letters =
+                (0..letters).map(|at| if at % 7 == 6 { ' ' } else { char::from(b'a' + ((at * 5 + row) % 26) as u8) });
+            let _ = writeln!(text, "{{\"text\":\"{}\"}}", letters.collect::<String>());
+        }
+        text
+    }
+
+    /// Rows of the maximum length.
+    fn rows_of_tokens(&self) -> String {
+        let mut text = String::new();
+        for row in 0..self.count() {
             let tokens = (0..self.tokens).map(|at| ((at * 7 + row * 131) % self.model.vocabulary).to_string());
             let list = tokens.collect::<Vec<_>>().join(",");
             let _ = writeln!(text, "{{\"input_ids\":[{list}],\"labels\":[{list}]}}");
         }
-        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+        text
     }
 }

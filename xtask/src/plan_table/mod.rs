@@ -1,4 +1,4 @@
-//! `cargo xtask plan-table`: what `isobit plan` says of ten runs beside what they take, as a
+//! `cargo xtask plan-table`: what `isobit plan` says of runs beside what they take, as a
 //! Markdown table for `docs/memory.md`. Each run loads a model, trains, evaluates and saves, and is
 //! resumed from its checkpoint; the largest memory of both processes counts.
 //!
@@ -61,8 +61,7 @@ impl Work<'_> {
     /// Predicted and measured bytes.
     fn compared(&self, configuration: &Configuration, meter: &Meter) -> Result<(u64, u64), String> {
         model::make(self.folder, configuration.model)?;
-        let rows = self.folder.join("rows.jsonl");
-        configuration.write_rows(&rows)?;
+        configuration.write_data(self.folder)?;
         let config = self.folder.join("run.toml");
         std::fs::write(&config, configuration.toml(self.device)).map_err(|error| error.to_string())?;
         let run = self.folder.join("run");

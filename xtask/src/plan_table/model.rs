@@ -8,6 +8,7 @@ use isobit_models::{Config, FloatFormat, ModelError, RandomSource, StoredTensor,
 use isobit_numerics::slices::Profile;
 use isobit_proof::FileError;
 use isobit_proof::safetensors::{Declared, Dtype, write_streamed};
+use serde_json::Value;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -103,4 +104,37 @@ pub(super) fn make(folder: &Path, model: Model) -> Result<(), String> {
         sink.write(&stored.bytes)
     })
     .map_err(|error: FileError| error.to_string())
+}
+
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+
+/// Writes the demo's tokenizer with a token for pairs of its letters, as many as the vocabulary
+/// has room for: in memory it is as large as a published one.
+pub(super) fn write_tokenizer(folder: &Path, vocabulary: usize) -> Result<(), String> {
+    let malformed = || "the demo's tokenizer has another layout".to_string();
+    let text = include_str!("../../../crates/isobit/demo/tokenizer.json");
+    let mut all: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut tokens = all["model"]["vocab"].as_object().ok_or_else(malformed)?.clone();
+    let mut merges = all["model"]["merges"].as_array().ok_or_else(malformed)?.clone();
+    let letters: Vec<String> = tokens.keys().filter(|token| token.chars().count() == 1).cloned().collect();
+    let added = all["added_tokens"].as_array().ok_or_else(malformed)?.iter().filter_map(|token| token["id"].as_u64());
+    let ids = tokens.values().filter_map(Value::as_u64).chain(added);
+    let mut next = ids.max().ok_or_else(malformed)? as usize + 1;
+    for (first, second) in letters.iter().flat_map(|first| letters.iter().map(move |second| (first, second))) {
+        let pair = format!("{first}{second}");
+        if next == vocabulary {
+            break;
+        }
+        if !tokens.contains_key(&pair) {
+            tokens.insert(pair, next.into());
+            merges.push(serde_json::json!([first, second]));
+            next += 1;
+        }
+    }
+    all["model"]["vocab"] = Value::Object(tokens);
+    all["model"]["merges"] = Value::Array(merges);
+    let settings = include_str!("../../../crates/isobit/demo/tokenizer_config.json");
+    let written = std::fs::write(folder.join("tokenizer_config.json"), settings)
+        .and_then(|()| std::fs::write(folder.join(TOKENIZER), all.to_string()));
+    written.map_err(|error| format!("{}: {error}", folder.display()))
 }

@@ -13,6 +13,8 @@ mod descent;
 mod drift;
 mod emulated;
 mod experts;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod free_pages;
 mod hard_to_route;
 mod laws;
 mod offload;
