@@ -1,6 +1,6 @@
-//! A tokenizer is a hundred thousand small blocks, and gone before the weights are loaded: its pages
-//! must be, too, or a run takes more than its plan says. In a process of its own, since the memory
-//! of others is not to be told from it.
+//! A tokenizer is a hundred thousand small blocks, and gone before the weights are loaded: its
+//! pages must be, too, or a run takes more than its plan says. In a process of its own, since
+//! the memory of others is not to be told from it.
 
 use isobit_conformance::in_own_process;
 use isobit_training::allocator::release_free_pages;
