@@ -235,7 +235,7 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     /// Adds an outer product to the gradient of a factor.
     pub(crate) fn outer(&self, dfactor: &mut F32<B>, u: &F32<B>, x: &F32<B>, p: &LowRank, row_starts: &[usize]) {
-        self.backend.run(LowRankOuter { parts: vec![OuterProduct { dfactor, u, x, p: *p }], row_starts });
+        self.backend.run(LowRankOuter::one(dfactor, u, x, *p, row_starts));
     }
 
     fn product<'s>(&self, segments: &'s [usize], layer: &Linear<B>) -> Product<'s> {

@@ -224,13 +224,7 @@ fn low_rank() {
         // `outer` is the gradient of `expand` by the factor: a sum over tokens.
         let scaled = LowRank { alpha: 0.75, ..one };
         let mut gradient = b.zeros(factor.len());
-        b.run(LowRankOuter {
-            dfactor: &mut gradient,
-            u: &b.upload(&u),
-            x: &b.upload(&dy),
-            p: scaled,
-            row_starts: &[0, 4, tokens],
-        });
+        b.run(LowRankOuter::one(&mut gradient, &b.upload(&u), &b.upload(&dy), scaled, &[0, 4, tokens]));
         check("outer", &gradient, &factor, tokens + 3, tokens as f64 * largest(&u) * d, |factor| {
             dot(&dy, expand(&wide(&u), factor, &scaled))
         });

@@ -23,13 +23,13 @@ fn split<B: Backend>(b: &B) {
     let first = random.f32s(Distribution::Plain, rank * width);
     let (u, x) = (random.f32s(Distribution::Plain, 190 * rank), random.f32s(Distribution::Outliers, 190 * width));
     let mut whole = b.upload(&first);
-    b.run(LowRankOuter { dfactor: &mut whole, u: &b.upload(&u), x: &b.upload(&x), p, row_starts: &[0, 131, 190] });
+    b.run(LowRankOuter::one(&mut whole, &b.upload(&u), &b.upload(&x), p, &[0, 131, 190]));
     let mut parts = b.upload(&first);
     let (u0, u1) = u.split_at(131 * rank);
     let (x0, x1) = x.split_at(131 * width);
     let part = LowRank { segments: &[0, 131], ..p };
-    b.run(LowRankOuter { dfactor: &mut parts, u: &b.upload(u0), x: &b.upload(x0), p: part, row_starts: &[0, 131] });
+    b.run(LowRankOuter::one(&mut parts, &b.upload(u0), &b.upload(x0), part, &[0, 131]));
     let part = LowRank { segments: &[0, 59], ..p };
-    b.run(LowRankOuter { dfactor: &mut parts, u: &b.upload(u1), x: &b.upload(x1), p: part, row_starts: &[0, 59] });
+    b.run(LowRankOuter::one(&mut parts, &b.upload(u1), &b.upload(x1), part, &[0, 59]));
     assert_same(&[Output::download(b, "dfactor", &whole), Output::download(b, "dfactor", &parts)]);
 }

@@ -192,6 +192,13 @@ pub struct OuterProduct<'a, M: Memory> {
     pub p: LowRank<'a>,
 }
 
+impl<'a, M: Memory> LowRankOuter<'a, M> {
+    /// With a single factor.
+    pub fn one(dfactor: &'a mut F32<M>, u: &'a F32<M>, x: &'a F32<M>, p: LowRank<'a>, row_starts: &'a [usize]) -> Self {
+        Self { parts: vec![OuterProduct { dfactor, u, x, p }], row_starts }
+    }
+}
+
 impl<M: Memory> Op<M> for LowRankOuter<'_, M> {
     const NAME: &'static str = "low_rank_outer";
 

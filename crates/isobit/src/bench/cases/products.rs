@@ -5,9 +5,9 @@ use super::{Prepared, Work, forever, noise};
 use isobit_kernels::op::product4::CHANNELS_PER_WORD;
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{
-    FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, OuterProduct, Product, Product4Forward,
-    Product4GradInput, Product4Rows, ProductForward, ProductGradInput, ProductGradWeight, Quantized, QuantizedShape,
-    Scales, SliceRows, SliceShape,
+    FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, Product, Product4Forward, Product4GradInput,
+    Product4Rows, ProductForward, ProductGradInput, ProductGradWeight, Quantized, QuantizedShape, Scales, SliceRows,
+    SliceShape,
 };
 use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
@@ -113,10 +113,7 @@ pub(super) fn low_rank<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, 
     let run = move || match &op[..] {
         "low_rank_contract" => b.run(LowRankContract::one(&mut u, &x, &factor, p)),
         "low_rank_expand" => b.run(LowRankExpand { y: &mut x, u: &u, factor: &factor, p }),
-        _ => {
-            let parts = vec![OuterProduct { dfactor: &mut factor, u: &u, x: &x, p }];
-            b.run(LowRankOuter { parts, row_starts: &[0, tokens] });
-        }
+        _ => b.run(LowRankOuter::one(&mut factor, &u, &x, p, &[0, tokens])),
     };
     Prepared { work, run: Box::new(run) }
 }
