@@ -89,8 +89,8 @@ impl Demo {
         say(&format!("   adapter {}", self.hash("run-d")?))?;
         let difference = self.output(&["diff", "run-a", "run-d"])?;
         let lines: Vec<&str> = difference.lines().filter(|line| !line.starts_with("config ")).collect();
-        // The step, the update and the item, the row, the first tensor, and the summary.
-        let shown = lines.iter().take(4).chain(lines.last()).map(|line| format!("     {line}"));
+        // The summary, the step, the update and the item, the row, and the first tensor.
+        let shown = lines.iter().take(5).map(|line| format!("     {line}"));
         say(&format!("   isobit diff run-a run-d\n{}", shown.collect::<Vec<_>>().join("\n")))?;
         say("\n6. Change one bit of a weight in a checkpoint")?;
         self.change_one_bit("run-c/checkpoint-40/adapter_model.safetensors")?;

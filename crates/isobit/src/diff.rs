@@ -1,9 +1,9 @@
 //! `isobit diff`: the differences between two files, adapters, checkpoints, models or runs, from
 //! this or any other tool.
 //!
-//! For two runs it first prints the step at which they diverge; then a line for each of the first
-//! differing tensors, then a summary: `max=0 nonzero=0` when nothing differs, and only then. The
-//! exit code is 0 or 1.
+//! A summary comes first: `max=0 nonzero=0` when nothing differs, and only then. For two runs the
+//! step at which they diverge and what could explain it follow, then a line for each of the first
+//! differing tensors. The exit code is 0 or 1.
 
 use crate::Failure;
 use isobit_proof::FileError;
@@ -113,6 +113,7 @@ pub(crate) fn print_text(
     config: &[KeyOfRuns],
     most: usize,
 ) -> std::io::Result<()> {
+    writeln!(out, "{}", summary(difference))?;
     if let Some(run) = &difference.run {
         print_run(out, run)?;
     }
@@ -152,8 +153,7 @@ pub(crate) fn print_text(
             writeln!(out, "{}: {more} more", harmless(file, NAME_MAX))?;
         }
     }
-    print_tensors(out, difference, most)?;
-    writeln!(out, "{}", summary(difference))
+    print_tensors(out, difference, most)
 }
 
 /// Prints the first `most` of them, layer 2 before layer 10, and how many more there are.
