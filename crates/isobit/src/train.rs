@@ -344,7 +344,19 @@ fn environment(device: &str, prepared: &Prepared, team: &Team<'_>) -> BTreeMap<S
         ("threads", team.threads().to_string()),
         ("split", format!("{}x{}", run.training.micro_batch_size, run.training.gradient_accumulation_steps)),
     ];
-    entries.map(|(name, value)| (name.to_string(), value)).into()
+    let drivers = drivers(device).map(|drivers| ("driver", drivers));
+    entries.into_iter().chain(drivers).map(|(name, value)| (name.to_string(), value)).collect()
+}
+
+/// Every card among `devices` and its driver.
+fn drivers(devices: &str) -> Option<String> {
+    let described = |name: &str| {
+        let api = name.parse::<gpu::Selector>().ok()?.api;
+        let listing = gpu::list(api).ok()?.into_iter().find(|listing| listing.selector == name)?;
+        Some(format!("{name}: {}, {}", listing.name, listing.runtime))
+    };
+    let all: Vec<String> = devices.split(',').filter_map(described).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 /// The work to do once the device is open.
