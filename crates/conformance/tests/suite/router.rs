@@ -72,5 +72,5 @@ fn experts<B: Backend>(
     b.run(ProductGradWeight { dw, dy: &drows, x: &rows, p: product, row_starts: &starts });
     let layout = isobit_kernels::op::FactorLayout::RankMajor;
     let low_rank = LowRank { segments: &grouped.segments, rank: N, width: K, layout, alpha: 0.5 };
-    b.run(LowRankOuter { dfactor, u: &drows, x: &rows, p: low_rank, row_starts: &starts });
+    b.run(LowRankOuter::one(dfactor, &drows, &rows, low_rank, &starts));
 }
