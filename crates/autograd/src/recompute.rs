@@ -7,6 +7,7 @@
 //! locates where the first two differ. The *ends* are the inputs of the block's last products
 //! ([`Tape::finish`], [`Tape::finish_experts`]) and any other saved value that leads to none of
 //! them: everything the gradients use lies before the ends, so nothing after them is recomputed.
+//! A product sees only slices of its inputs; those that a gradient reads have digests of their own.
 //! Expert indices are data, not results: every policy keeps them.
 
 use crate::arena::Lease;
@@ -189,11 +190,10 @@ impl<'a, B: Backend> Tape<'a, B> {
         inputs: [&Variable<B>; I],
         compute: impl FnOnce(&Self) -> [Rc<Lease<B>>; N],
     ) -> [Rc<Lease<B>>; N] {
-        if self.kept.mode != KeptMode::Off {
-            // A kept result does not depend on its recomputed inputs, so they need digests.
-            for input in inputs {
-                self.end(&input.data);
-            }
+        // A kept result does not depend on its recomputed inputs, and one that is computed again
+        // only on their slices.
+        for input in inputs {
+            self.keep_aside(&input.data);
         }
         if self.kept.mode == KeptMode::Use
             && let Some(results) = self.kept.queue.pop_front()

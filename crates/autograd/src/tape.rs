@@ -97,8 +97,8 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) recomputing: bool,
     /// Values at the ends of the running block; its digest covers them.
     pub(crate) ends: Vec<Rc<Lease<B>>>,
-    /// Values that the running block keeps only for its gradients. Nothing later derives from them,
-    /// so they have their own digests.
+    /// Values that the gradients of the running block use. Nothing later derives from them, or not
+    /// from all of their bits, so they have their own digests.
     pub(crate) aside: Vec<Rc<Lease<B>>>,
     /// Whether activations wait in host memory for the backward pass of their block.
     pub(crate) activations_on_host: bool,

@@ -64,6 +64,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         if needs_gradient {
             let lengths = [&q.data, &k.data, &v.data, &o, &lse].map(|data| data.length());
             let output = y.id;
+            // The gradients read all of `o`, what follows perhaps its slices alone.
+            self.keep_aside(&o);
             self.keep_aside(&lse);
             self.record("attention", &lengths, || Node::Attention(Saved { q, k, v, o, lse, shape, sinks, output }));
         }

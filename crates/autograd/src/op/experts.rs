@@ -147,6 +147,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
         let y = self.variable(Rc::new(data), width, x.needs_gradient || matrix.needs_input());
         if y.needs_gradient {
+            // The products round away low bits of what the gradients of parameters read.
+            low.iter().chain(matrix.needs_input().then_some(&x.data)).for_each(|read| self.keep_aside(read));
             let saved = SavedUp {
                 experts,
                 grouping,

@@ -146,25 +146,19 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     /// A layer at the end of a block. The output is computed only if `wanted`; what the backward
-    /// pass needs is always computed. What the adapter saves leads to no other end, so it is one
-    /// itself.
+    /// pass needs is always computed.
     pub(crate) fn linear_where(&mut self, x: &Variable<B>, layer: &'a Linear<B>, wanted: bool) -> Variable<B> {
-        self.linears_with(x, &[layer], wanted, true).pop().expect("one output for one layer")
+        self.linears_with(x, &[layer], wanted).pop().expect("one output for one layer")
     }
 
     /// Several layers on one input.
     pub fn linears(&mut self, x: &Variable<B>, layers: &[&'a Linear<B>]) -> Vec<Variable<B>> {
-        self.linears_with(x, layers, true, false)
+        self.linears_with(x, layers, true)
     }
 
-    /// Unless `wanted`, computes only what the backward pass needs, not the outputs.
-    fn linears_with(
-        &mut self,
-        x: &Variable<B>,
-        layers: &[&'a Linear<B>],
-        wanted: bool,
-        is_end: bool,
-    ) -> Vec<Variable<B>> {
+    /// Unless `wanted`, computes only what the backward pass needs, not the outputs. What parameter
+    /// gradients read has its own digest: the outputs round its low bits away.
+    fn linears_with(&mut self, x: &Variable<B>, layers: &[&'a Linear<B>], wanted: bool) -> Vec<Variable<B>> {
         let shared = wanted && layers.iter().any(|layer| layer.takes_plain_rows());
         let (rows, adapters) = self.linear_input(x, layers, shared);
         let (mut outputs, mut saved, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
@@ -174,9 +168,10 @@ impl<'a, B: Backend> Tape<'a, B> {
             if wanted {
                 self.output(&mut y, &x.data, rows.as_ref(), layer, adapter.as_ref());
             }
-            if is_end {
-                let saved = adapter.iter().flat_map(|adapter| adapter.dropped.iter().chain([&adapter.low]));
-                saved.for_each(|saved| self.end(saved));
+            let read = adapter.iter().flat_map(|adapter| adapter.dropped.iter().chain([&adapter.low]));
+            read.for_each(|saved| self.keep_aside(saved));
+            if layer.needs_input() && adapter.as_ref().is_none_or(|adapter| adapter.dropped.is_none()) {
+                self.keep_aside(&x.data);
             }
             let trained = layer.needs_input() || layer.bias.as_ref().is_some_and(|bias| bias.id().is_some());
             let y = self.variable(Rc::new(y), layer.outputs, x.needs_gradient || trained);

@@ -161,6 +161,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         let trained = matches!(router.weight, Matrix::Trained(_));
         let weights = self.variable(Rc::new(weights), shape.chosen, x.needs_gradient || trained);
         if weights.needs_gradient {
+            if trained {
+                self.keep_aside(&x.data);
+            }
             let saved = Saved {
                 router,
                 input: x.id,

@@ -67,10 +67,11 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
-    /// Includes a value that is kept only for the gradients in the running block's digests, if the
-    /// block will be or is being recomputed.
+    /// Includes a value that the gradients use in the running block's digests, if the block will be
+    /// or is being recomputed: nothing later derives from it, or not from all of its bits.
     pub(crate) fn keep_aside(&mut self, data: &Rc<Lease<B>>) {
-        if self.recomputing || self.policy != Policy::None {
+        let is_new = || !self.ends.iter().chain(&self.aside).any(|known| Rc::ptr_eq(known, data));
+        if (self.recomputing || self.policy != Policy::None) && is_new() {
             self.aside.push(Rc::clone(data));
         }
     }
