@@ -124,6 +124,9 @@ impl Request {
         if self.path.is_some() && alone {
             return Err("--path goes without --on, --portable and --mma-sync: it names one CPU path".to_string());
         }
+        if self.threads == Some(0) {
+            return Err("--threads takes 1 or more".to_string());
+        }
         if self.path.is_none() && self.threads.is_some() {
             return Err("--threads needs --path; without it 1, 2 and 7 threads are compared".to_string());
         }
