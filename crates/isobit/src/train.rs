@@ -400,7 +400,14 @@ impl Training<'_> {
             tell(&format!("note: {} holds no run yet: starting at step 0", output.display()));
         }
         let page = if team.is_first() { LivePage::of(&prepared.run) } else { None };
-        let environment = environment(&device, prepared, team);
+        let mut environment = environment(&device, prepared, team);
+        if let Some(every) = arguments.audit_every {
+            environment.insert("audit".to_string(), format!("one micro-batch every {every} updates"));
+            if every > prepared.steps.total {
+                let total = prepared.steps.total;
+                tell(&format!("warning: --audit-every {every} audits nothing: the run has {total} updates"));
+            }
+        }
         let audit = audit::auditor(arguments.audit_every, arguments.audit_on.as_deref(), prepared, team)?;
         let console = Console::new(prepared, device, json, quiet).with_audit(audit);
         let mut console = console.with_page(page).with_receipt(environment, arguments.fixed);
