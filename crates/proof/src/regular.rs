@@ -20,7 +20,14 @@ pub fn open(path: &Path) -> Result<(File, u64), FileError> {
     };
     // Checked twice: before opening, because opening a pipe blocks; and on the open file, because
     // the path may have changed.
-    regular(std::fs::metadata(path).map_err(failed)?)?;
+    regular(std::fs::metadata(path).map_err(|error| {
+        let is_lost = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied);
+        if !is_lost && path.is_symlink() {
+            // It leads to itself, or to too many others.
+            return FileError::NotRegular { path: path.to_path_buf(), found: "a link that cannot be followed" };
+        }
+        failed(error)
+    })?)?;
     let file = File::open(path).map_err(failed)?;
     let size = regular(file.metadata().map_err(failed)?)?;
     Ok((file, size))
@@ -138,6 +145,10 @@ mod tests {
             let error = read(path, 1 << 20).expect_err("refused");
             assert!(error.to_string().contains(&format!("is {found}, not a regular file")), "{error}");
         }
+        let itself = folder.path().join("itself");
+        std::os::unix::fs::symlink(&itself, &itself).expect("link");
+        let error = read(&itself, 1).expect_err("refused");
+        assert!(error.exit_code() == 8 && error.to_string().contains("cannot be followed"), "{error}");
         // Models in caches are links to regular files.
         let file = folder.path().join("file");
         std::fs::write(&file, b"1").expect("written");
