@@ -6,7 +6,7 @@
 //! differing tensors. The exit code is 0 or 1.
 
 use crate::Failure;
-use isobit_proof::FileError;
+use isobit_proof::chain;
 use isobit_proof::difference::{
     self, ChainDifference, Difference, KeyDifference, MetricDifference, RunDifference, Shown, Tally, TensorDifference,
     TensorMismatch, Values, decimal,
@@ -47,9 +47,14 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if let [Some(a), Some(b)] = [&arguments.a, &arguments.b].map(|path| as_receipt(path)) {
-        let (a, b) = (a?, b?);
-        return of_receipts(arguments, &a, &b);
+    let sides = [&arguments.a, &arguments.b];
+    if sides.iter().any(|path| is_receipt(path)) {
+        let [a, b] = sides.map(|path| receipt_of(path));
+        return of_receipts(arguments, &a?, &b?);
+    }
+    if let Some(path) = sides.into_iter().find(|path| path.is_file() && path.ends_with(chain::NAME)) {
+        let message = format!("{} is the chain of a run, not a file of tensors", path.display());
+        return Err(Failure::usage(message, "name the run folders: their chains are compared too"));
     }
     let difference = difference::compare(&arguments.a, &arguments.b, usize::from(arguments.threads))?;
     let config = if difference.run.is_some() { differing_keys(&arguments.a, &arguments.b) } else { Vec::new() };
@@ -63,15 +68,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if difference.is_none() { Ok(()) } else { Err(Failure::difference()) }
 }
 
-/// A file with the name of a receipt, read as one.
-fn as_receipt(path: &Path) -> Option<Result<Receipt, FileError>> {
-    let is_receipt = path.is_file() && path.file_name().is_some_and(|name| name == receipt::NAME);
-    is_receipt.then(|| Receipt::read_file(path))
+fn is_receipt(path: &Path) -> bool {
+    path.is_file() && path.file_name().is_some_and(|name| name == receipt::NAME)
+}
+
+/// A receipt, or that of a folder, with its path.
+fn receipt_of(path: &Path) -> Result<(PathBuf, Receipt), Failure> {
+    let path = if is_receipt(path) { path.to_path_buf() } else { path.join(receipt::NAME) };
+    if !path.is_file() {
+        let message = format!("{} does not exist: a receipt is compared with a receipt", path.display());
+        return Err(Failure::usage(message, "name two receipts, or two folders"));
+    }
+    let receipt = Receipt::read_file(&path)?;
+    Ok((path, receipt))
 }
 
 /// What differs between two receipts.
-fn of_receipts(arguments: &Arguments, a: &Receipt, b: &Receipt) -> Result<(), Failure> {
-    let lines = difference::receipts((&arguments.a, a), (&arguments.b, b));
+fn of_receipts(
+    arguments: &Arguments,
+    (a_path, a): &(PathBuf, Receipt),
+    (b_path, b): &(PathBuf, Receipt),
+) -> Result<(), Failure> {
+    let lines = difference::receipts((a_path, a), (b_path, b));
     let mut out = std::io::stdout().lock();
     let printed = if arguments.json {
         let object = json!({ "schema": "isobit.diff/1", "a": arguments.a.display().to_string(),

@@ -31,6 +31,7 @@ mod overhead;
 mod plan;
 mod progress;
 mod prove;
+mod prove_output;
 mod ranks;
 mod replay;
 mod report;

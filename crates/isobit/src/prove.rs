@@ -2,14 +2,17 @@
 //! statement about it that others can check.
 
 use crate::Failure;
+use crate::prove_output::Output;
 use crate::replay::{self, How, Subject};
 use crate::stderr::tell;
+use crate::verify::{self, hex, key};
+use isobit_proof::layout::DATA;
 use isobit_proof::receipt::Receipt;
-use isobit_proof::statement::{self, Challenge, Envelope, PrivateKey, Reexecution, Segment};
-use isobit_proof::verify;
+use isobit_proof::statement::{self, Challenge, Envelope, PrivateKey, Reexecution, Segment, Subjects};
 use isobit_training::checkpoint::{self, FINAL};
-use isobit_training::config::Every;
+use isobit_training::data_record;
 use isobit_training::prepare::RunError;
+use isobit_training::record::differing_inputs;
 use isobit_training::replay::{Event, Replayed};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -44,24 +47,16 @@ pub(crate) struct Arguments {
     quiet: bool,
 }
 
-fn hex(text: &str) -> Result<String, String> {
-    let is_hex = !text.is_empty() && text.len() <= 128 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if is_hex { Ok(text.to_lowercase()) } else { Err("write 1 to 128 hexadecimal digits".to_string()) }
-}
-
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let key = arguments.key.as_deref().map(PrivateKey::read).transpose()?;
-    let report = verify::verify(&arguments.run)?;
-    if let Some(finding) = report.findings.first() {
-        let message = format!("{}: {}", finding.path.display(), finding.what);
-        let hint = "`isobit verify` lists everything that is not as recorded".to_string();
-        return Err(Failure { code: 8, message, hint: Some(hint) });
+    let key = arguments.key.as_deref().map(|path| key(PrivateKey::read(path))).transpose()?;
+    let receipt = verified(&arguments.run)?;
+    let output = Output::open(&arguments.run, arguments.output.as_deref(), key.is_some())?;
+    // What is signed are the hashes that are compared from here on, whatever happens to the files.
+    let subjects = Subjects::read(&receipt, &arguments.run.join(FINAL))?;
+    let (subject, mut explained) = Subject::open(&arguments.run, &arguments.how)?;
+    if explained.is_empty() {
+        explained = differing_inputs(&subject.prepared, &receipt, subject.threads)?;
     }
-    let Some(receipt) = report.receipt.filter(|receipt| receipt.made.finished && report.kind == "run") else {
-        let message = format!("{} holds no finished run with a receipt", arguments.run.display());
-        return Err(Failure::usage(message, "name the folder of a finished run; `train --resume` finishes one"));
-    };
-    let (subject, explained) = Subject::open(&arguments.run, &arguments.how)?;
     if !explained.is_empty() {
         let object = object(&receipt, &explained, None);
         return differs(arguments, &object, &explained);
@@ -73,11 +68,59 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return differs(arguments, &object, &replay::text(&found, &steps));
         }
     };
-    let folder = arguments.run.join(FINAL);
-    let payload = statement::statement(&receipt, &folder, &done)?;
-    let path = arguments.output.clone().unwrap_or_else(|| arguments.run.join(statement::NAME));
-    Envelope::new(&payload, key.as_ref()).write(&path)?;
-    print(arguments, &proved_object(&receipt, &done, &path), &text(&receipt, &done, &path, key.as_ref()))
+    if let Some(what) = other_result(&subject, &receipt, &subjects, &output)? {
+        let lines = [what];
+        return differs(arguments, &object(&receipt, &lines, None), &lines);
+    }
+    let payload = statement::statement(&receipt, &subjects, &done);
+    let path = output.write(&Envelope::new(&payload, key.as_ref()))?;
+    print(arguments, &proved_object(&receipt, &done, &path), &text(&done, &path, key.as_ref()))
+}
+
+/// The receipt of a finished run, if everything is as recorded.
+fn verified(run: &Path) -> Result<Receipt, Failure> {
+    let report = verify::folder(run)?;
+    if let Some(finding) = report.findings.first() {
+        let message = format!("{}: {}", finding.path.display(), finding.what);
+        let hint = "`isobit verify` lists everything that is not as recorded".to_string();
+        return Err(Failure { code: 8, message, hint: Some(hint) });
+    }
+    let Some(receipt) = report.receipt.filter(|receipt| receipt.made.finished && report.kind == "run") else {
+        let message = format!("{} holds no finished run with a receipt", run.display());
+        return Err(Failure::usage(message, "name the folder of a finished run; `train --resume` finishes one"));
+    };
+    if receipt.segment.is_none() {
+        let message = format!("the receipt of {} is of version 1, which does not cover the result", run.display());
+        return Err(Failure::usage(message, "`train --resume` with the config of the run writes it anew"));
+    }
+    Ok(receipt)
+}
+
+/// Writes the final folder again, as the run gives it, and compares it byte for byte. Returns what
+/// differs.
+fn other_result(
+    subject: &Subject,
+    receipt: &Receipt,
+    subjects: &Subjects,
+    output: &Output,
+) -> Result<Option<String>, Failure> {
+    let run = &subject.prepared.run.output_dir;
+    let place = output.temporary()?;
+    let rebuilt = match subject.rebuild(place.path())? {
+        Ok(rebuilt) => rebuilt,
+        Err(found) => {
+            let last = subject.chain.updates.len() as u64;
+            return Ok(Some(replay::text(&found, &(found.from + 1..=last)).join("\n")));
+        }
+    };
+    if let Some((name, what)) = subjects.difference(place.path(), &rebuilt.names)? {
+        return Ok(Some(format!("{}: {what}", run.join(FINAL).join(name).display())));
+    }
+    if rebuilt.reordered != receipt.made.reordered {
+        return Ok(Some("the receipt names other tensors whose layout in files differs".to_string()));
+    }
+    let same = data_record::is_of(run, &subject.prepared.report)?;
+    Ok((!same).then(|| format!("{}: it is not what the data of the run give", run.join(DATA).display())))
 }
 
 /// Prints the object or the lines.
@@ -102,17 +145,12 @@ type Reexecuted = Result<Reexecution, (Replayed, RangeInclusive<u64>)>;
 
 /// Replays what is to be replayed; a difference ends it.
 fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Result<Reexecuted, Failure> {
-    let (run, updates) = (&subject.prepared.run, receipt.made.updates);
     let saved = checkpoint::steps(&arguments.run).map_err(RunError::from)?;
-    let every = match run.training.save {
-        Every::Never => updates,
-        Every::Steps(steps) => steps,
-        Every::Epoch => subject.prepared.steps.per_epoch,
-    };
+    let (updates, every) = (receipt.made.updates, receipt.segment.unwrap_or(receipt.made.updates));
     let segments = statement::divided(updates, every, &saved.into_iter().collect());
     let challenge = arguments.challenge.clone().map_or(Challenge::None, Challenge::Given);
     let count = arguments.segments.map_or(segments.len(), |count| count as usize);
-    let replayed = statement::chosen(&challenge, receipt.made.link, segments.len(), count);
+    let replayed = statement::chosen(&challenge, receipt.digest, segments.len(), count);
     let quiet = arguments.quiet || arguments.json;
     for Segment { first, last, from } in segments.iter().filter(|of| of.from + 1 < of.first && !quiet) {
         let start = if *from == 0 { "the base".to_string() } else { format!("checkpoint-{from}") };
@@ -149,22 +187,10 @@ fn joined(segments: &[Segment], chosen: &[usize]) -> Vec<RangeInclusive<u64>> {
     all
 }
 
-fn text(receipt: &Receipt, done: &Reexecution, path: &Path, key: Option<&PrivateKey>) -> Vec<String> {
-    let Reexecution { segments, replayed, challenge, .. } = done;
-    let updates: u64 = replayed.iter().map(|at| segments[*at].updates()).sum();
-    let (count, all, of) = (replayed.len(), segments.len(), receipt.made.updates);
-    let mut lines = vec![format!("replayed {count} of {all} segments, {updates} of {of} updates: the same bits")];
-    if replayed.len() < segments.len() {
-        let chance = 100.0 * statement::detection(segments.len(), replayed.len(), 1);
-        let by = match challenge {
-            Challenge::Given(_) => "chosen by the challenge",
-            Challenge::None => "self-chosen: a verifier should give a challenge",
-        };
-        lines.push(format!("one wrong segment would be found with a probability of {chance:.1}% ({by})"));
-    }
+fn text(done: &Reexecution, path: &Path, key: Option<&PrivateKey>) -> Vec<String> {
     let signed = key.map_or("not signed".to_string(), |key| format!("signed by key {}", key.public().id()));
-    lines.push(format!("statement in {}, {signed}", path.display()));
-    lines
+    let same = "the same bits, and every file of the result";
+    vec![format!("{}: {same}", done.described()), format!("statement in {}, {signed}", path.display())]
 }
 
 /// What every answer has: `ok`, and what differs from the record if it is false.
@@ -179,6 +205,7 @@ fn proved_object(receipt: &Receipt, done: &Reexecution, path: &Path) -> Value {
     object["statement"] = path.display().to_string().into();
     object["segments"] = segments.len().into();
     object["replayed"] = replayed.iter().map(|at| json!([segments[*at].first, segments[*at].last])).collect();
-    object["detection"] = statement::detection(segments.len(), replayed.len(), 1).into();
+    object["detection"] = done.detection().into();
+    object["chosen_by"] = done.chosen_by().into();
     object
 }

@@ -14,16 +14,16 @@ use isobit_models::build::Settings;
 use isobit_proof::chain::Chain;
 use isobit_proof::receipt::Receipt;
 use isobit_training::checkpoint::RESOLVED;
-use isobit_training::config::{self, Run};
+use isobit_training::config::{self, EvalRows, Run};
 use isobit_training::prepare::{Prepared, RunError, prepare};
-use isobit_training::replay::{self, Difference, Element, Event, FoundIn, Replayed};
+use isobit_training::replay::{self, Difference, Element, Event, FoundIn, Rebuilt, Replayed};
 use isobit_training::stages::{Divided, Stages};
 use isobit_training::trainer::{Placement, Trainer};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -65,6 +65,10 @@ pub(crate) struct How {
     /// Where the training data are, if not where the config says, in its order
     #[arg(long, value_name = "FILE", num_args = 1..)]
     data: Vec<PathBuf>,
+    /// Where the evaluation data are, if the run has a file of them and it is not where the config
+    /// says
+    #[arg(long, value_name = "FILE")]
+    eval_data: Option<PathBuf>,
     /// Override a key of the config: `--set gradient_checkpointing=none`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -93,23 +97,25 @@ pub(crate) struct Subject {
     pub(crate) prepared: Prepared,
     pub(crate) chain: Chain,
     devices: Devices,
-    threads: usize,
+    pub(crate) threads: usize,
+    /// The folder that the run knew its base by.
+    base: PathBuf,
 }
 
 impl Subject {
     /// Reads the record and the inputs of a run. Inputs that are not those of the run are listed as
     /// differences.
-    pub(crate) fn open(folder: &std::path::Path, how: &How) -> Result<(Self, Vec<String>), Failure> {
+    pub(crate) fn open(folder: &Path, how: &How) -> Result<(Self, Vec<String>), Failure> {
         let chain = Chain::read(folder)?;
         let receipt = isobit_proof::regular::if_there(Receipt::read(folder))?;
-        let run = how.resolved(folder)?;
+        let (run, base) = how.resolved(folder)?;
         // Nothing is generated again.
         let planned = Run { generate_prompts: Vec::new(), ..run.clone() };
         let (devices, _) = Devices::of(&planned, &[], true, Ranks { here: 1, all: 1 })?;
         let threads = crate::backend::Chosen::host_threads(run.threads as usize)?;
         let prepared = prepare(run)?;
         let explained = replay::explain(&prepared, &chain, receipt.as_ref())?;
-        Ok((Self { prepared, chain, devices, threads }, explained))
+        Ok((Self { prepared, chain, devices, threads, base }, explained))
     }
 
     /// The name of what it computes on.
@@ -134,25 +140,56 @@ impl Subject {
         watch: &mut dyn FnMut(Event),
     ) -> Result<Replayed, Failure> {
         self.check_recorded(&steps)?;
+        let Self { prepared, chain, .. } = self;
         let replayed = match &self.devices {
             Devices::One(chosen) => on_device(chosen, quiet, Replaying { subject: self, steps, watch })?,
             Devices::Several(split) => {
-                let opening = |_| Opening { threads: self.threads, offload: self.prepared.run.offload, limit: None };
-                let stages = split.stages(opening)?;
+                let stages = split.stages(|_| self.opening())?;
                 std::thread::scope(|scope| {
-                    let model = Divided { config: &self.prepared.model, source: &self.prepared.weights };
-                    let make = |settings: &Settings| Stages::new(scope, model, settings, true, stages);
-                    replay::replay(make, &self.prepared, &self.chain, steps, watch)
+                    let make = |settings: &Settings| Stages::new(scope, self.model(), settings, true, stages);
+                    replay::replay(make, prepared, chain, steps, watch)
                 })
             }
         };
         replayed.map_err(Failure::from)
     }
+
+    /// Writes the files of the final folder into another one, as the run gives them.
+    pub(crate) fn rebuild(&self, folder: &Path) -> Result<Result<Rebuilt, Replayed>, Failure> {
+        let Self { prepared, chain, base, .. } = self;
+        let rebuilt = match &self.devices {
+            Devices::One(chosen) => on_device(chosen, true, Rebuilding { subject: self, folder })?,
+            Devices::Several(split) => {
+                let stages = split.stages(|_| self.opening())?;
+                std::thread::scope(|scope| {
+                    let make = |settings: &Settings| Stages::new(scope, self.model(), settings, true, stages);
+                    replay::rebuild(make, prepared, chain, (base, folder))
+                })
+            }
+        };
+        rebuilt.map_err(Failure::from)
+    }
+
+    /// How each device of a list is opened.
+    fn opening(&self) -> Opening {
+        Opening { threads: self.threads, offload: self.prepared.run.offload, limit: None }
+    }
+
+    fn model(&self) -> Divided<'_> {
+        Divided { config: &self.prepared.model, source: &self.prepared.weights }
+    }
+
+    /// On one device.
+    fn trainer<B: Backend>(&self, backend: B, settings: &Settings) -> Result<Trainer<B>, RunError> {
+        let Self { prepared, threads, .. } = self;
+        let placement = Placement::new(prepared.run.offload, true, *threads);
+        Trainer::whole(backend, &prepared.model, &prepared.weights, settings, placement)
+    }
 }
 
 impl How {
-    /// The config of a run, with what was asked for instead.
-    fn resolved(&self, folder: &std::path::Path) -> Result<Run, Failure> {
+    /// The config of a run, with what was asked for instead, and the folder of the base in it.
+    fn resolved(&self, folder: &Path) -> Result<(Run, PathBuf), Failure> {
         let mut overrides = self.overrides.clone();
         overrides.extend(self.device.iter().map(|device| format!("device={device}")));
         overrides.extend(self.threads.iter().map(|threads| format!("threads={threads}")));
@@ -163,6 +200,7 @@ impl How {
         let settled = config::read(&folder.join(RESOLVED), &overrides);
         let mut run = settled.map_err(RunError::Config)?.run;
         run.output_dir = folder.to_path_buf();
+        let base = run.base_model.clone();
         run.base_model = model::located(self.model.as_ref().unwrap_or(&run.base_model));
         if !self.data.is_empty() {
             if self.data.len() != run.datasets.len() {
@@ -171,8 +209,29 @@ impl How {
             }
             run.datasets.clone_from(&self.data);
         }
-        Ok(run)
+        if let (EvalRows::File(path), Some(named)) = (&mut run.eval.rows, &self.eval_data) {
+            path.clone_from(named);
+        }
+        check_there(&run)?;
+        Ok((run, base))
     }
+}
+
+/// The inputs of a run may have moved: says how to name them.
+fn check_there(run: &Run) -> Result<(), Failure> {
+    let eval = match &run.eval.rows {
+        EvalRows::File(path) => Some(("--eval-data", path)),
+        _ => None,
+    };
+    let data = run.datasets.iter().map(|path| ("--data", path));
+    for (flag, path) in std::iter::once(("--model", &run.base_model)).chain(data).chain(eval) {
+        if !path.exists() {
+            let message = format!("{} does not exist", path.display());
+            let hint = format!("say with `{flag}` where it is now; paths of the run are relative to where it started");
+            return Err(Failure::usage(message, hint));
+        }
+    }
+    Ok(())
 }
 
 struct Replaying<'a> {
@@ -185,12 +244,24 @@ impl Job for Replaying<'_> {
     type Result = Result<Replayed, RunError>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
-        let Subject { prepared, chain, threads, .. } = self.subject;
-        let make = |settings: &Settings| {
-            let placement = Placement::new(prepared.run.offload, true, *threads);
-            Trainer::whole(backend, &prepared.model, &prepared.weights, settings, placement)
-        };
+        let Subject { prepared, chain, .. } = self.subject;
+        let make = |settings: &Settings| self.subject.trainer(backend, settings);
         replay::replay(make, prepared, chain, self.steps, self.watch)
+    }
+}
+
+struct Rebuilding<'a> {
+    subject: &'a Subject,
+    folder: &'a Path,
+}
+
+impl Job for Rebuilding<'_> {
+    type Result = Result<Result<Rebuilt, Replayed>, RunError>;
+
+    fn run<B: Backend>(self, backend: B) -> Self::Result {
+        let Subject { prepared, chain, base, .. } = self.subject;
+        let make = |settings: &Settings| self.subject.trainer(backend, settings);
+        replay::rebuild(make, prepared, chain, (base, self.folder))
     }
 }
 
@@ -299,9 +370,16 @@ pub(crate) fn text(replayed: &Replayed, steps: &RangeInclusive<u64>) -> Vec<Stri
 
 fn describe(difference: &Difference) -> String {
     let Difference { step, found_in, tensors, numbers, .. } = difference;
-    let FoundIn::Chain(item) = found_in else {
-        let folder = difference.element.as_ref().map_or("a folder", |element| &element.folder);
-        return format!("update {step}: the chain agrees, but {folder} holds other numbers");
+    let item = match found_in {
+        FoundIn::Chain(item) => item,
+        FoundIn::Start(item) => {
+            let name = item.name();
+            return format!("checkpoint-{step}, where the replay begins: its {name} are not those of the chain");
+        }
+        FoundIn::Folder => {
+            let folder = difference.element.as_ref().map_or("a folder", |element| &element.folder);
+            return format!("update {step}: the chain agrees, but {folder} holds other numbers");
+        }
     };
     let mut line = match step {
         0 => format!("before the first update: {} differ", item.name()),
@@ -346,7 +424,7 @@ pub(crate) fn difference_object(replayed: &Replayed) -> serde_json::Value {
     };
     let difference = |difference: &Difference| {
         let item = match difference.found_in {
-            FoundIn::Chain(item) => item.name(),
+            FoundIn::Chain(item) | FoundIn::Start(item) => item.name(),
             FoundIn::Folder => "folder",
         };
         json!({ "step": difference.step, "item": item, "tensors": difference.tensors,

@@ -2,13 +2,18 @@
 //! and data if they are named. It only reads; nothing is computed again.
 
 use crate::Failure;
-use isobit_proof::statement::{self, PublicKey};
+use isobit_proof::FileError;
+use isobit_proof::name::harmless;
+use isobit_proof::statement::{self, Asked, Challenge, PublicKey, Reexecution};
 use isobit_proof::verify::{self, Finding, Report};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
 use isobit_training::config;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+/// Characters of a line: names in it come from files.
+const SHOWN_MAX: usize = 4096;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -27,6 +32,9 @@ pub(crate) struct Arguments {
     /// The statement must be signed with this key, Ed25519 or ECDSA on P-256: a public key in PEM
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// The statement must answer this challenge: the digits that were given to `prove`
+    #[arg(long, value_name = "HEX", value_parser = hex)]
+    challenge: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -43,17 +51,55 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-fn checked(arguments: &Arguments) -> Result<Report, Failure> {
-    let mut report = verify::verify(&arguments.run)?;
-    if report.kind == "run" {
-        check_config(&mut report, &arguments.run);
+/// A challenge.
+pub(crate) fn hex(text: &str) -> Result<String, String> {
+    let is_hex = !text.is_empty() && text.len() <= 128 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_hex { Ok(text.to_lowercase()) } else { Err("write 1 to 128 hexadecimal digits".to_string()) }
+}
+
+/// Checks a folder by what lies in it.
+pub(crate) fn folder(path: &Path) -> Result<Report, Failure> {
+    if path.is_file() {
+        let message = format!("{} is a file", path.display());
+        return Err(Failure::usage(message, "name a run folder, or the final folder of a run"));
     }
+    let mut report = verify::verify(path)?;
+    if report.kind == "run" {
+        check_config(&mut report, path);
+    }
+    Ok(report)
+}
+
+/// The statement to check, if there is one.
+fn statement_of(arguments: &Arguments) -> Result<Option<PathBuf>, Failure> {
     let beside = arguments.run.join(statement::NAME);
-    let statement = arguments.statement.clone().or(beside.is_file().then_some(beside));
-    if arguments.key.is_some() && statement.is_none() {
+    let statement = arguments.statement.clone().or(beside.symlink_metadata().is_ok().then_some(beside));
+    if let Some(named) = arguments.statement.as_ref().filter(|named| !named.exists()) {
+        let message = format!("{} does not exist", named.display());
+        return Err(Failure::usage(message, "check the path; `isobit prove` writes statements"));
+    }
+    if statement.is_none() && (arguments.key.is_some() || arguments.challenge.is_some()) {
         let message = format!("{} has no statement", arguments.run.display());
         return Err(Failure::usage(message, "`isobit prove` writes one; name it with `--statement`"));
     }
+    Ok(statement)
+}
+
+/// Something that is not a key is a mistake of the command line, not damage.
+pub(crate) fn key<T>(read: Result<T, FileError>) -> Result<T, Failure> {
+    read.map_err(|error| match error {
+        FileError::Malformed { path, what } => Failure::usage(
+            format!("{}: {what}", path.display()),
+            "`openssl genpkey -algorithm ed25519` makes a key, `openssl pkey -pubout` its public key",
+        ),
+        other => other.into(),
+    })
+}
+
+fn checked(arguments: &Arguments) -> Result<Report, Failure> {
+    let mut report = folder(&arguments.run)?;
+    let statement = statement_of(arguments)?;
+    let signer = arguments.key.as_deref().map(|path| key(PublicKey::read(path))).transpose()?;
     if arguments.model.is_none() && arguments.data.is_empty() && statement.is_none() {
         return Ok(report);
     }
@@ -68,10 +114,9 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
         verify::check_base(&mut report, &receipt, model)?;
     }
     if let Some(path) = &statement {
-        let key = arguments.key.as_deref().map(PublicKey::read).transpose()?;
         let folder = if report.kind == "run" { arguments.run.join(FINAL) } else { arguments.run.clone() };
-        let checked = statement::check(&mut report, path, &receipt, &folder, key.as_ref());
-        checked?;
+        let asked = Asked { key: signer.as_ref(), challenge: arguments.challenge.as_deref() };
+        statement::check(&mut report, path, &receipt, &folder, asked)?;
     }
     for file in &arguments.data {
         verify::check_data(&mut report, &receipt, file)?;
@@ -93,18 +138,23 @@ fn check_config(report: &mut Report, folder: &Path) {
                 format!("`{key}` is {}, but the run's was {}", shown(ours.get(key)), shown(recorded.get(key)))
             })
         }
-        // A missing or changed file has been found by its hash.
-        Err(_) => return,
+        // A missing or changed file of a finished run has been found by its hash.
+        Err(_) if receipt.made.finished => return,
+        Err(error) => error.to_string(),
     };
     report.findings.push(Finding { path, what });
 }
 
 fn print_text(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
     for note in &report.notes {
-        writeln!(out, "note: {note}")?;
+        writeln!(out, "note: {}", harmless(note, SHOWN_MAX))?;
     }
     for Finding { path, what } in &report.findings {
-        writeln!(out, "{}: {what}", path.display())?;
+        let line = format!("{}: {what}", path.display());
+        writeln!(out, "{}", harmless(&line, SHOWN_MAX))?;
+    }
+    if let Some(done) = &report.replayed {
+        writeln!(out, "the statement says: {}", done.described())?;
     }
     let count = |number: u64, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
     let mut words = vec![count(report.files as u64, "file")];
@@ -132,7 +182,18 @@ fn print_json(out: &mut impl Write, arguments: &Arguments, report: &Report) -> s
         "ok": report.findings.is_empty(), "files": report.files, "updates": report.updates,
         "checkpoints": report.checkpoints, "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
         "notes": report.notes, "receipt": receipt.map(|receipt| receipt.digest),
+        "statement": report.replayed.as_ref().map(statement_object),
         "link": receipt.map(|receipt| receipt.made.link), "finished": receipt.map(|receipt| receipt.made.finished),
     });
     writeln!(out, "{object}")
+}
+
+/// What a statement says was replayed.
+fn statement_object(done: &Reexecution) -> Value {
+    let challenge = match &done.challenge {
+        Challenge::Given(text) => Some(text),
+        Challenge::None => None,
+    };
+    json!({ "segments": done.segments.len(), "replayed": done.replayed.len(), "updates": done.updates(),
+        "chosen_by": done.chosen_by(), "challenge": challenge, "detection": done.detection() })
 }

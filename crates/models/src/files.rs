@@ -26,6 +26,11 @@ impl TrainedTensor {
         self.shape.iter().product()
     }
 
+    /// Whether a file holds its values in another layout than memory.
+    pub fn is_reordered(&self) -> bool {
+        self.form.is_some()
+    }
+
     /// Names and shapes of its tensors in a file.
     pub fn in_file(&self) -> Vec<(String, Vec<usize>)> {
         match &self.form {

@@ -6,7 +6,9 @@
 use crate::atomic::{is_partial, write_atomically};
 use crate::error::FileError;
 use crate::json::{self, UniqueMap};
+use crate::layout;
 use crate::name::{is_plain, quoted};
+use crate::receipt;
 use crate::regular;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -147,11 +149,14 @@ impl Manifest {
 
     /// Writes the manifest into the folder; it must be the last file written there.
     pub fn write(&self, folder: &Path) -> Result<(), FileError> {
+        write_atomically(&folder.join(Self::NAME), self.to_text().as_bytes())
+    }
+
+    /// The file's text.
+    pub(crate) fn to_text(&self) -> String {
         let mut stored = self.stored(Self::SCHEMA);
         stored.digest = Some(digest(&stored));
-        let mut json = serde_json::to_string_pretty(&stored).expect("strings and numbers have a JSON form");
-        json.push('\n');
-        write_atomically(&folder.join(Self::NAME), json.as_bytes())
+        serde_json::to_string_pretty(&stored).expect("strings and numbers have a JSON form") + "\n"
     }
 
     /// Reads the manifest of a folder, without checking the files it lists.
@@ -179,6 +184,9 @@ impl Manifest {
     /// lists must be as recorded. Other files may be present.
     pub fn check(folder: &Path) -> Result<Option<Self>, FileError> {
         match Self::read(folder) {
+            Err(FileError::Missing { path }) if is_result(folder) => {
+                Err(FileError::Altered { path, what: "it is missing, although a receipt is there".to_string() })
+            }
             Err(FileError::Missing { .. }) => Ok(None),
             manifest => {
                 let manifest = manifest?;
@@ -269,6 +277,12 @@ impl Manifest {
         }
         Ok(present)
     }
+}
+
+/// Whether a folder without a manifest is what is left of the final folder of a run.
+fn is_result(folder: &Path) -> bool {
+    let has = |name: &str| folder.join(name).is_file();
+    has(receipt::NAME) && (has(layout::ADAPTER) || has(layout::MODEL))
 }
 
 fn digest(stored: &Stored<&BTreeMap<String, FileRecord>>) -> Hash {

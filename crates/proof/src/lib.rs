@@ -13,6 +13,7 @@ mod json;
 pub mod layout;
 pub mod line;
 pub mod lock;
+pub mod metrics_line;
 pub mod name;
 pub mod receipt;
 pub mod regular;

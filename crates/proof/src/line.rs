@@ -33,6 +33,13 @@ pub fn shared(line: &str) -> &str {
     at.map_or(line.strip_suffix('}').unwrap_or(line), |at| &line[..at])
 }
 
+/// The measurements of a line, between the part that equal runs share and the checksum; empty if
+/// there are none.
+pub fn timing(line: &str) -> &str {
+    let Some((before, _)) = checked(line) else { return "" };
+    before.get(shared(line).len()..).and_then(|rest| rest.strip_prefix(TIMING)).unwrap_or("")
+}
+
 /// Extends the digest of the previous lines with this one.
 pub fn chained(before: Hash, line: &str) -> Hash {
     Hash::of_bytes(&[&before.0, shared(line).as_bytes()].concat())

@@ -1,23 +1,38 @@
 //! `receipt.json`: what a run was made from, where its chain ends, and the files it left
 //! (`docs/receipt-format.md`).
 //!
-//! Equal runs share `made` and its digest, whatever they ran on; the rest is about one folder and
-//! one machine. The file has one form only: reading it and writing it again must give its bytes.
+//! Equal runs share `made`, whatever they ran on. The digest covers it, the division into segments
+//! and every file of the result; the rest is about one folder and one machine. The file has one
+//! form only: reading it and writing it again must give its bytes.
 
 use crate::atomic::write_atomically;
 use crate::error::FileError;
 use crate::hash::{FileRecord, Hash};
 use crate::json;
+use crate::name::{is_plain, quoted};
 use crate::regular;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 pub const NAME: &str = "receipt.json";
-const SCHEMA: &str = "isobit.receipt/1";
+const SCHEMA: &str = "isobit.receipt/2";
+/// Its digest covers `made` alone, by BLAKE3.
+const EARLIER: &str = "isobit.receipt/1";
 /// The start of the file.
 pub const FILE_START: &str = "{\n  \"schema\": \"isobit.receipt/";
+/// Files that the tokenizer and the chat template are read from.
+pub const TOKENIZER_FILES: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+];
 /// Digests of lines of a data file at most.
 const LINES_MAX: usize = 1 << 16;
 /// Hexadecimal digits of the digest of a line.
@@ -30,7 +45,10 @@ pub struct Receipt {
     /// Version of the program.
     pub program: String,
     pub made: Made,
-    /// Of `made`.
+    /// Updates of a segment that a proof chooses; none in version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment: Option<u64>,
+    /// Of `made`, `segment` and `result`.
     pub digest: Hash,
     /// Files of the final folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,6 +71,13 @@ pub struct Made {
     /// Files of the tokenizer and the chat template.
     pub tokenizer: BTreeMap<String, FileRecord>,
     pub data: Vec<DataFile>,
+    /// Rows of an epoch, packed ones counted once; none in version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+    /// Trained tensors that files hold in another layout than memory, which the chain has digests
+    /// of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reordered: Vec<String>,
     /// The end of the chain.
     pub updates: u64,
     pub link: Hash,
@@ -104,17 +129,63 @@ pub struct FolderRecord {
     pub checkpoints: BTreeMap<String, Hash>,
 }
 
-impl Made {
+/// What the digest covers, in the order of the file.
+#[derive(Serialize)]
+struct Covered<'a> {
+    made: &'a Made,
+    segment: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a BTreeMap<String, FileRecord>>,
+}
+
+/// `identity.run`: BLAKE3 of the keys that can influence the result.
+pub fn config_digest(config: &BTreeMap<String, String>) -> Hash {
+    let mut text = String::from("isobit.run/1\n");
+    for (key, value) in config {
+        writeln!(text, "{key} = {value}").expect("writing to a string succeeds");
+    }
+    Hash::of_bytes(text.as_bytes())
+}
+
+impl Base {
+    /// Configs come before the files of weights.
+    pub const CONFIGS: [&str; 2] = ["config.json", "quantize_config.json"];
+
+    /// `identity.base`: of the hashes of the files, configs first.
     pub fn digest(&self) -> Hash {
-        Hash::of_bytes(serde_json::to_string(self).expect("strings and numbers have a JSON form").as_bytes())
+        let configs = Self::CONFIGS.iter().filter_map(|name| self.files.get(*name));
+        let weights = self.files.iter().filter(|(name, _)| !Self::CONFIGS.contains(&name.as_str()));
+        let all = configs.chain(weights.map(|(_, record)| record));
+        Hash::of_bytes(all.map(|record| record.blake3.to_string()).collect::<String>().as_bytes())
     }
 }
 
 impl Receipt {
-    pub fn new(program: &str, made: Made) -> Self {
-        let digest = made.digest();
+    pub fn new(program: &str, made: Made, segment: u64, result: Option<BTreeMap<String, FileRecord>>) -> Self {
         let (schema, program) = (SCHEMA.to_string(), program.to_string());
-        Self { schema, program, made, digest, result: None, folder: None, environment: None }
+        let digest = Hash([0; 32]);
+        let mut receipt =
+            Self { schema, program, made, segment: Some(segment), digest, result, folder: None, environment: None };
+        receipt.digest = receipt.computed_digest();
+        receipt
+    }
+
+    /// The digest of what it says. SHA-256, so that a standard library is enough to compute it.
+    pub fn computed_digest(&self) -> Hash {
+        let text = |value: Result<String, _>| value.expect("strings and numbers have a JSON form");
+        match self.segment {
+            None => Hash::of_bytes(text(serde_json::to_string(&self.made)).as_bytes()),
+            Some(segment) => {
+                let covered = Covered { made: &self.made, segment, result: self.result.as_ref() };
+                Hash(Sha256::digest(text(serde_json::to_string(&covered))).into())
+            }
+        }
+    }
+
+    /// As it stands in the final folder: without what is about the run folder or the machine.
+    #[must_use]
+    pub fn of_result(&self) -> Self {
+        Self { folder: None, environment: None, ..self.clone() }
     }
 
     /// The file's text.
@@ -144,11 +215,16 @@ impl Receipt {
         };
         let receipt: Self = serde_json::from_str(&format!("{body}\n}}"))
             .map_err(|error| FileError::malformed(path, crate::name::told(&error)))?;
-        if receipt.schema != SCHEMA {
-            return Err(FileError::malformed(path, format!("this version reads `{SCHEMA}`")));
+        let schema = if receipt.segment.is_some() { SCHEMA } else { EARLIER };
+        if receipt.schema != schema {
+            return Err(FileError::malformed(path, format!("this version reads `{SCHEMA}` and `{EARLIER}`")));
         }
-        if receipt.made.digest() != receipt.digest {
-            return Err(altered("its digest is not that of `made`"));
+        let files = receipt.made.base.files.keys().chain(receipt.made.tokenizer.keys());
+        if let Some(name) = files.chain(receipt.result.iter().flat_map(BTreeMap::keys)).find(|name| !is_plain(name)) {
+            return Err(FileError::malformed(path, format!("{} is not a file of a folder", quoted(name))));
+        }
+        if receipt.computed_digest() != receipt.digest {
+            return Err(altered("its digest is not that of what it says"));
         }
         if receipt.to_text() != text {
             return Err(altered("its checksum does not match"));
@@ -217,13 +293,15 @@ mod tests {
             base: Base::default(),
             tokenizer: BTreeMap::new(),
             data: Vec::new(),
+            rows: Some(2),
+            reordered: Vec::new(),
             updates: 3,
             link: Hash([7; 32]),
             best: Some(Best { step: 2, loss: "4004000000000000".to_string() }),
             finished: true,
         };
         let environment = Some(BTreeMap::from([("device".to_string(), "cpu".to_string())]));
-        Receipt { environment, ..Receipt::new("0.1.0", made) }
+        Receipt { environment, ..Receipt::new("0.1.0", made, 2, Some(BTreeMap::new())) }
     }
 
     #[test]
@@ -248,12 +326,38 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_is_of_what_equal_runs_share() {
+    fn the_digest_covers_inputs_segments_and_result() {
         let one = receipt();
         let elsewhere = Receipt { environment: None, ..receipt() };
         assert_eq!(one.digest, elsewhere.digest);
-        let other = Receipt::new("0.1.0", Made { updates: 4, ..one.made });
-        assert_ne!(one.digest, other.digest);
+        let with = |updates: u64, segment: u64, size: u64| {
+            let files = BTreeMap::from([("a".to_string(), FileRecord { size, blake3: Hash([0; 32]) })]);
+            Receipt::new("0.1.0", Made { updates, ..receipt().made }, segment, Some(files)).digest
+        };
+        let all = [with(3, 2, 5), with(4, 2, 5), with(3, 1, 5), with(3, 2, 6), one.digest];
+        let different: std::collections::BTreeSet<Hash> = all.into_iter().collect();
+        assert_eq!(different.len(), all.len());
+    }
+
+    /// Receipts of version 1 are read by their rule, and names outside of a folder are refused.
+    #[test]
+    fn earlier_receipts_are_read_and_names_are_plain() {
+        let folder = tempfile::tempdir().expect("folder");
+        let folder = folder.path();
+        let mut earlier = Receipt { schema: EARLIER.to_string(), segment: None, ..receipt() };
+        earlier.digest = earlier.computed_digest();
+        earlier.write(folder).expect("written");
+        assert_eq!(Receipt::read(folder).expect("version 1"), earlier);
+        let mixed = Receipt { schema: SCHEMA.to_string(), ..earlier };
+        mixed.write(folder).expect("written");
+        assert_eq!(Receipt::read(folder).expect_err("no segment").exit_code(), 8);
+        let mut outside = receipt();
+        let record = FileRecord { size: 1, blake3: Hash([0; 32]) };
+        outside.made.base.files.insert("../../etc/hostname".to_string(), record);
+        outside.digest = outside.computed_digest();
+        outside.write(folder).expect("written");
+        let error = Receipt::read(folder).expect_err("outside").to_string();
+        assert!(error.contains("is not a file of a folder"), "{error}");
     }
 
     #[test]

@@ -13,8 +13,25 @@ const SCHEMA: &str = "isobit.data/1";
 /// BOUND: bytes of the file, far more than we write.
 const BYTES_MAX: u64 = 1 << 24;
 
+fn value(report: &Report) -> serde_json::Value {
+    serde_json::json!({"schema": SCHEMA, "files": report.files})
+}
+
+/// Whether the file in a run folder is that of these data, wherever they lie now.
+pub fn is_of(output_dir: &Path, report: &Report) -> Result<bool, FileError> {
+    let text = regular::read_text(&output_dir.join(NAME), BYTES_MAX)?;
+    let Ok(mut found) = serde_json::from_str::<serde_json::Value>(&text) else { return Ok(false) };
+    let mut expected = value(report);
+    for file in [&mut found, &mut expected].into_iter().flat_map(|value| value["files"].as_array_mut()).flatten() {
+        if let Some(fields) = file.as_object_mut() {
+            fields.remove("path");
+        }
+    }
+    Ok(found == expected)
+}
+
 pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
-    let value = serde_json::json!({"schema": SCHEMA, "files": report.files});
+    let value = value(report);
     let mut text = serde_json::to_string_pretty(&value).expect("strings and numbers have a JSON form");
     text.push('\n');
     write_atomically(&output_dir.join(NAME), text.as_bytes())

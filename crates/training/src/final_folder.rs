@@ -1,13 +1,14 @@
 //! The folder `final` of a run: settled before the first step, written at the end with the weights
 //! of the last or of the best update, and a receipt of its own.
 
-use crate::checkpoint;
+use crate::checkpoint::{self, Opened};
 use crate::engine::Engine;
 use crate::log::Log;
 use crate::model_folder::{self, ModelFolder, Shapes};
 use crate::prepare::{Prepared, RunError, base_digest};
 use crate::state::{Live, State};
-use isobit_models::TrainedTensor;
+use isobit_models::build::Settings;
+use isobit_models::{Trained, TrainedTensor, peft};
 use isobit_proof::{FileError, receipt};
 use std::path::Path;
 
@@ -33,6 +34,16 @@ impl<'a> Final<'a> {
     }
 }
 
+/// The config of a trained adapter; `base` is the folder whose name it gives.
+pub(crate) fn adapter_config(settings: &Settings, prepared: &Prepared, base: &Path) -> Option<serde_json::Value> {
+    // The last component alone: nothing absolute is stored.
+    let name = base.file_name().map_or("base".to_string(), |name| name.to_string_lossy().into_owned());
+    match &settings.trained {
+        Trained::Lora(lora) => Some(peft::config_json(&lora.written(&prepared.model), &name)),
+        _ => None,
+    }
+}
+
 /// Writes the folder `final`: the best weights if the config asks for them, else the last.
 pub(crate) fn finish<E: Engine>(
     state: &State<E>,
@@ -48,23 +59,8 @@ pub(crate) fn finish<E: Engine>(
         }
         _ => None,
     };
-    let mut live = Live::new(&state.engine);
-    let mut tensor = |name: &str, shape: &[usize]| match &saved {
-        Some(saved) => Ok(saved.weight(name, shape)?),
-        None => live.tensor(name),
-    };
-    let mut put = |folder: &Path| match result {
-        Final::Adapter { config, shapes } => checkpoint::put_adapter(folder, config, |path| {
-            model_folder::put_tensors(path, shapes, run.training.save_dtype, &mut tensor)
-        }),
-        Final::Model(whole) => {
-            let names = whole.write(folder, &mut tensor)?;
-            check_base(prepared)?;
-            Ok(names)
-        }
-    };
     checkpoint::replace_final(&run.output_dir, &prepared.identity, |folder| {
-        let mut names = put(folder)?;
+        let mut names = write(state, prepared, result, saved.as_ref(), folder)?;
         if let Some(record) = &mut log.record {
             record.finish(folder, &names, &state.progress)?;
             names.push(receipt::NAME.to_string());
@@ -72,6 +68,32 @@ pub(crate) fn finish<E: Engine>(
         Ok::<_, RunError>(names)
     })?;
     log.write_receipt(&state.progress, &run.output_dir)
+}
+
+/// Writes the files of the result into a folder: the weights of a checkpoint, or those of the
+/// state. Returns their names.
+pub(crate) fn write<E: Engine>(
+    state: &State<E>,
+    prepared: &Prepared,
+    result: &Final<'_>,
+    saved: Option<&Opened>,
+    folder: &Path,
+) -> Result<Vec<String>, RunError> {
+    let mut live = Live::new(&state.engine);
+    let mut tensor = |name: &str, shape: &[usize]| match saved {
+        Some(saved) => Ok(saved.weight(name, shape)?),
+        None => live.tensor(name),
+    };
+    match result {
+        Final::Adapter { config, shapes } => checkpoint::put_adapter(folder, config, |path| {
+            model_folder::put_tensors(path, shapes, prepared.run.training.save_dtype, &mut tensor)
+        }),
+        Final::Model(whole) => {
+            let names = whole.write(folder, &mut tensor)?;
+            check_base(prepared)?;
+            Ok(names)
+        }
+    }
 }
 
 /// Frozen tensors of the result are copied from the base's files: those must be what they were when

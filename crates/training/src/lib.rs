@@ -26,7 +26,7 @@ pub mod plan;
 pub mod prepare;
 mod quiet;
 pub mod ranks;
-mod record;
+pub mod record;
 pub mod replay;
 pub mod row;
 pub mod run;

@@ -2,30 +2,23 @@
 //! receipt that is made from it at every checkpoint and at the end. Only rank 0 keeps it.
 
 use crate::checkpoint::{self, Progress, RESOLVED, folder_name};
+use crate::config::Every;
 use crate::data_record;
 use crate::engine::Engine;
 use crate::prepare::{Prepared, RunError};
 use crate::row::{self, Row};
 use crate::run::Watch;
-use crate::state::State;
+use crate::state::{Restored, State};
 use crate::step::{Evaluation, StepReport};
-use isobit_models::Weights;
-use isobit_proof::chain::{self, ChainFile, Origin, Update};
+use isobit_models::{TrainedTensor, Weights};
+use isobit_proof::chain::{self, Chain, ChainFile, Origin, Update};
 use isobit_proof::hash::{FileRecord, Hash, Manifest};
-use isobit_proof::receipt::{Base, Best, DataFile, FolderRecord, Made, Receipt};
+use isobit_proof::name::{harmless, quoted};
+use isobit_proof::receipt::{Base, Best, DataFile, FolderRecord, Made, Receipt, TOKENIZER_FILES};
 use isobit_proof::{FileError, disk, receipt, regular};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Files that the tokenizer and the chat template are read from.
-const TOKENIZER_FILES: [&str; 6] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-];
 /// Files of the run folder that the receipt has hashes of, besides those with records of their own.
 const SMALL_FILES: [&str; 4] = [RESOLVED, data_record::NAME, checkpoint::Pointer::LATEST, checkpoint::Pointer::BEST];
 
@@ -58,6 +51,8 @@ pub(crate) fn evaluated(evaluation: &Evaluation, best: bool) -> chain::Evaluatio
 pub(crate) struct Recorder {
     chain: ChainFile,
     made: Made,
+    /// Updates of a segment.
+    segment: u64,
     result: Option<BTreeMap<String, FileRecord>>,
     environment: BTreeMap<String, String>,
 }
@@ -94,8 +89,9 @@ impl Recorder {
                 return Ok(None);
             }
         };
-        let made = made(prepared, threads, chain.link())?;
-        Ok(Some(Self { chain, made, result: None, environment: watch.environment() }))
+        let made = made(prepared, state.engine.tensors(), threads)?;
+        let (segment, environment) = (segment(prepared), watch.environment());
+        Ok(Some(Self { chain, made, segment, result: None, environment }))
     }
 
     pub(crate) fn append(&mut self, update: &Update) -> Result<(), FileError> {
@@ -122,6 +118,10 @@ impl Recorder {
         }
     }
 
+    fn receipt(&self, progress: &Progress) -> Receipt {
+        Receipt::new(env!("CARGO_PKG_VERSION"), self.made(progress), self.segment, self.result.clone())
+    }
+
     /// Writes the receipt of the run folder.
     pub(crate) fn write(&self, output_dir: &Path, progress: &Progress, metrics: Hash) -> Result<(), RunError> {
         let mut record = FolderRecord { files: BTreeMap::new(), metrics, checkpoints: BTreeMap::new() };
@@ -134,8 +134,7 @@ impl Recorder {
             let hash = regular::if_there(Hash::of_file(&output_dir.join(&name).join(Manifest::NAME)))?;
             record.checkpoints.extend(hash.map(|hash| (name, hash)));
         }
-        let mut receipt = Receipt::new(env!("CARGO_PKG_VERSION"), self.made(progress));
-        receipt.result.clone_from(&self.result);
+        let mut receipt = self.receipt(progress);
         (receipt.folder, receipt.environment) = (Some(record), Some(self.environment.clone()));
         Ok(receipt.write(output_dir)?)
     }
@@ -143,14 +142,21 @@ impl Recorder {
     /// Writes the receipt of the final folder, which holds these files.
     pub(crate) fn finish(&mut self, folder: &Path, names: &[String], progress: &Progress) -> Result<(), RunError> {
         self.result = Some(Manifest::of(folder, names.iter().map(String::as_str))?.files);
-        let mut receipt = Receipt::new(env!("CARGO_PKG_VERSION"), self.made(progress));
-        receipt.result.clone_from(&self.result);
-        Ok(receipt.write(folder)?)
+        Ok(self.receipt(progress).write(folder)?)
     }
 }
 
-/// What the run is made from.
-fn made(prepared: &Prepared, threads: usize, link: Hash) -> Result<Made, RunError> {
+/// Updates between two checkpoints: the segments that a proof chooses from.
+pub(crate) fn segment(prepared: &Prepared) -> u64 {
+    match prepared.run.training.save {
+        Every::Never => prepared.steps.total,
+        Every::Steps(steps) => steps,
+        Every::Epoch => prepared.steps.per_epoch,
+    }
+}
+
+/// What the run is made from, before its first update.
+pub(crate) fn made(prepared: &Prepared, tensors: &[TrainedTensor], threads: usize) -> Result<Made, RunError> {
     let run = &prepared.run;
     let mut tokenizer = BTreeMap::new();
     for name in TOKENIZER_FILES {
@@ -172,11 +178,65 @@ fn made(prepared: &Prepared, threads: usize, link: Hash) -> Result<Made, RunErro
         },
         tokenizer,
         data: data.collect::<Result<_, _>>()?,
+        rows: Some(prepared.train.len() as u64),
+        reordered: tensors.iter().filter(|one| one.is_reordered()).map(|one| one.name.clone()).collect(),
         updates: 0,
-        link,
+        link: Hash([0; 32]),
         best: None,
         finished: false,
     })
+}
+
+/// What a receipt says that the run was made from, and is not what was read here, in words.
+pub fn differing_inputs(prepared: &Prepared, receipt: &Receipt, threads: usize) -> Result<Vec<String>, RunError> {
+    let (found, recorded) = (made(prepared, &[], threads)?, &receipt.made);
+    let mut said = Vec::new();
+    let mut compare = |kind: &str, found: BTreeMap<String, String>, recorded: BTreeMap<String, String>| {
+        let names: BTreeSet<&String> = found.keys().chain(recorded.keys()).collect();
+        let shown = |value: Option<&String>| value.map_or("none".to_string(), |value| harmless(value, 80));
+        for name in names.into_iter().filter(|name| found.get(*name) != recorded.get(*name)) {
+            let (ours, theirs) = (shown(found.get(name)), shown(recorded.get(name)));
+            said.push(format!("{kind} {}: the receipt has {theirs}, but it is {ours}", quoted(name)));
+        }
+    };
+    let files = |files: &BTreeMap<String, FileRecord>| -> BTreeMap<String, String> {
+        files.iter().map(|(name, of)| (name.clone(), format!("{} ({} bytes)", of.blake3, of.size))).collect()
+    };
+    let tensors = |all: &BTreeMap<String, Hash>| -> BTreeMap<String, String> {
+        all.iter().map(|(name, hash)| (name.clone(), hash.to_string())).collect()
+    };
+    let data = |all: &[DataFile]| -> BTreeMap<String, String> {
+        let shown = |of: &DataFile| format!("{} ({} bytes, {} lines)", of.blake3, of.size, of.line_count);
+        all.iter().enumerate().map(|(at, of)| (format!("{}-{at}", of.used_for), shown(of))).collect()
+    };
+    compare("identity", found.identity.clone(), recorded.identity.clone());
+    compare("config", found.config.clone(), recorded.config.clone());
+    compare("base file", files(&found.base.files), files(&recorded.base.files));
+    compare("base tensor", tensors(&found.base.tensors), tensors(&recorded.base.tensors));
+    compare("tokenizer file", files(&found.tokenizer), files(&recorded.tokenizer));
+    compare("data file", data(&found.data), data(&recorded.data));
+    if said.is_empty() && (found.data != recorded.data || found.rows != recorded.rows) {
+        said.push("data: the receipt has other lines or another number of rows".to_string());
+    }
+    Ok(said)
+}
+
+/// Compares what was read from a checkpoint with the line of its update.
+pub(crate) fn check_restored(prepared: &Prepared, state: &Progress, read: &Restored) -> Result<(), RunError> {
+    let output = &prepared.run.output_dir;
+    // A chain that is missing or is another one is reported by what resumes it.
+    let Some(chain) = regular::if_there(Chain::read_through(output, state.step))? else { return Ok(()) };
+    if state.chain.is_none() || chain.link(state.step) != state.chain {
+        return Ok(());
+    }
+    match chain.updates.last().and_then(|update| read.difference(update)) {
+        None => Ok(()),
+        Some(item) => Err(FileError::Altered {
+            path: checkpoint::folder_of(output, state.step),
+            what: format!("its {} are not those of update {} in the chain", item.name(), state.step),
+        }
+        .into()),
+    }
 }
 
 /// BLAKE3 of every tensor of the base.

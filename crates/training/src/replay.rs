@@ -5,8 +5,10 @@
 //! Nothing is written. What runs here is the step of `run.rs`, on any device and with any split.
 
 use crate::checkpoint::{self, Opened, Progress};
+use crate::config::Run;
 use crate::data::EpochOrder;
 use crate::engine::{Engine, Stored};
+use crate::final_folder::{self, Final};
 use crate::prepare::{Prepared, RunError, build_settings, step_settings};
 use crate::ranks::{Team, update};
 use crate::record;
@@ -14,7 +16,7 @@ use crate::row::{self, Row};
 use crate::run::rows_of;
 use crate::schedule::Schedule;
 use crate::starting_adapter;
-use crate::state::State;
+use crate::state::{Restored, State};
 use isobit_kernels::float_state;
 use isobit_models::build::Settings;
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
@@ -23,6 +25,7 @@ use isobit_proof::receipt::{DataFile, Receipt};
 use isobit_proof::safetensors::{Dtype, TensorFiles};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
+use std::path::Path;
 
 /// What happens during a replay.
 #[derive(Clone, Debug)]
@@ -74,6 +77,8 @@ impl Difference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundIn {
     Chain(Item),
+    /// The checkpoint that the replay begins with does not hold what the chain has.
+    Start(Item),
     /// The chain agrees; the checkpoint of this step, or the final folder, does not.
     Folder,
 }
@@ -105,6 +110,42 @@ pub fn replay<E: Engine>(
     Replay::begin(make, prepared, chain, *steps.start(), watch)?.through(*steps.end())
 }
 
+/// The files of the final folder, made again.
+pub struct Rebuilt {
+    pub names: Vec<String>,
+    /// Trained tensors that files hold in another layout than memory.
+    pub reordered: Vec<String>,
+}
+
+/// Writes the files of the final folder into `folder` as `train` does, from the checkpoint of their
+/// update, or a replay from the one before. `base` is the folder that the run knew its base by.
+pub fn rebuild<E: Engine>(
+    make: impl FnOnce(&Settings) -> Result<E, RunError>,
+    prepared: &Prepared,
+    chain: &Chain,
+    (base, folder): (&Path, &Path),
+) -> Result<Result<Rebuilt, Replayed>, RunError> {
+    let mut silent = |_: Event| ();
+    let step = final_step(&prepared.run, chain);
+    let mut replay = Replay::begin(make, prepared, chain, step + 1, &mut silent)?;
+    let replayed = replay.through(step)?;
+    if replayed.difference.is_some() {
+        return Ok(Err(replayed));
+    }
+    let config = final_folder::adapter_config(&build_settings(&prepared.run), prepared, base);
+    let result = Final::new(&replay.state, prepared, config.as_ref())?;
+    let names = final_folder::write(&replay.state, prepared, &result, None, folder)?;
+    let tensors = replay.state.engine.tensors().iter().filter(|tensor| tensor.is_reordered());
+    Ok(Ok(Rebuilt { names, reordered: tensors.map(|tensor| tensor.name.clone()).collect() }))
+}
+
+/// The update whose weights the final folder holds.
+fn final_step(run: &Run, chain: &Chain) -> u64 {
+    let best = chain.updates.iter().rev().find(|update| update.evaluation.is_some_and(|of| of.best));
+    let best = best.filter(|_| run.training.load_best_model_at_end).map(|update| update.step);
+    best.unwrap_or(chain.updates.len() as u64)
+}
+
 /// The latest intact checkpoint before a step; None stands for the base.
 fn nearest(
     prepared: &Prepared,
@@ -133,6 +174,8 @@ pub(crate) struct Replay<'a, E: Engine> {
     schedule: Schedule,
     /// Steps with a checkpoint.
     saved: BTreeSet<u64>,
+    /// What the checkpoint held that it began with.
+    read: Option<Restored>,
     watch: &'a mut dyn FnMut(Event),
 }
 
@@ -150,18 +193,18 @@ impl<'a, E: Engine> Replay<'a, E> {
         let opened = nearest(prepared, chain, first, watch)?;
         let mut state =
             State { engine: make(&settings)?, shards: None, progress: Progress::start(prepared.identity.clone()) };
-        match &opened {
-            Some(opened) => state.restore(Some(opened), &Team::alone())?,
-            None => starting_adapter::load(prepared, &mut state.engine)?,
-        }
+        let read = match &opened {
+            Some(opened) => Some(state.restore(Some(opened), &Team::alone())?),
+            None => starting_adapter::load(prepared, &mut state.engine).map(|()| None)?,
+        };
         watch(Event::Started(state.progress.step));
         let saved = checkpoint::steps(&run.output_dir)?.into_iter().collect();
         let order = EpochOrder::new(run.seed, prepared.train.len());
         let schedule = Schedule::new(run, prepared.steps);
-        Ok(Self { state, prepared, chain, order, schedule, saved, watch })
+        Ok(Self { state, prepared, chain, order, schedule, saved, read, watch })
     }
 
-    fn through(mut self, last: u64) -> Result<Replayed, RunError> {
+    fn through(&mut self, last: u64) -> Result<Replayed, RunError> {
         let from = self.state.progress.step;
         let mut replayed =
             Replayed { from, agreeing: 0, checkpoints: Vec::new(), difference: self.begins_differently()? };
@@ -200,10 +243,7 @@ impl<'a, E: Engine> Replay<'a, E> {
     /// The update whose weights the final folder holds, if there is one.
     fn final_step(&self) -> Option<u64> {
         let run = &self.prepared.run;
-        let best = self.chain.updates.iter().rev().find(|update| update.evaluation.is_some_and(|of| of.best));
-        let best = best.filter(|_| run.training.load_best_model_at_end).map(|update| update.step);
-        let step = best.unwrap_or(self.chain.updates.len() as u64);
-        run.output_dir.join(checkpoint::FINAL).is_dir().then_some(step)
+        run.output_dir.join(checkpoint::FINAL).is_dir().then(|| final_step(run, self.chain))
     }
 
     /// The first weight of the final folder that is not that of the replay, rounded as the folder's
@@ -233,15 +273,20 @@ impl<'a, E: Engine> Replay<'a, E> {
         Ok(None)
     }
 
-    /// The weights it begins with against those that the chain has at that step.
+    /// What it begins with against what the chain has at that step: the names of the tensors too,
+    /// in their order.
     fn begins_differently(&self) -> Result<Option<Difference>, RunError> {
         let step = self.state.progress.step;
-        let expected = match step.checked_sub(1) {
-            None => self.chain.origin.weights,
-            Some(before) => self.chain.updates[before as usize].weights,
-        };
+        let names = self.state.engine.tensors().iter().map(|tensor| &tensor.name);
+        if !names.eq(&self.chain.origin.tensors) {
+            return Ok(Some(self.named(0, Item::Tensors)));
+        }
+        if let (Some(before), Some(read)) = (step.checked_sub(1), &self.read) {
+            let item = read.difference(&self.chain.updates[before as usize]);
+            return Ok(item.map(|item| Difference { found_in: FoundIn::Start(item), ..self.named(step, item) }));
+        }
         let found = combined(&self.state.engine.digests()?);
-        Ok((found != expected).then(|| self.named(step, Item::Weights(None))))
+        Ok((found != self.chain.origin.weights).then(|| self.named(step, Item::Weights(None))))
     }
 
     fn named(&self, step: u64, item: Item) -> Difference {
@@ -324,16 +369,17 @@ fn first_element(
     Some(Element { folder: folder.to_string(), kind, tensor, shape, index, recorded, replayed })
 }
 
-/// Both values of an item that is a number.
+/// Both values of an item that is a number, if it is the number that differs.
 fn numbers(item: Item, recorded: &Update, found: &Update) -> Option<[f64; 2]> {
-    let pair = |bits: fn(&Update) -> f64| Some([recorded, found].map(bits));
-    match item {
-        Item::Loss => pair(|update| f64::from_bits(update.loss)),
-        Item::LearningRate => pair(|update| f64::from_bits(update.learning_rate)),
-        Item::Gradient(None) => pair(|update| f64::from(f32::from_bits(update.norm))),
-        Item::Evaluation => pair(|update| update.evaluation.map_or(f64::NAN, |of| f64::from_bits(of.loss))),
+    let pair = |bits: fn(&Update) -> Option<f64>| Some([bits(recorded)?, bits(found)?]);
+    let both = match item {
+        Item::Loss => pair(|update| Some(f64::from_bits(update.loss))),
+        Item::LearningRate => pair(|update| Some(f64::from_bits(update.learning_rate))),
+        Item::Gradient(None) => pair(|update| Some(f64::from(f32::from_bits(update.norm)))),
+        Item::Evaluation => pair(|update| update.evaluation.map(|of| f64::from_bits(of.loss))),
         _ => None,
-    }
+    };
+    both.filter(|[recorded, found]| recorded.to_bits() != found.to_bits())
 }
 
 /// Why `prepared` is not the run of the chain, in words: what differs between its inputs and those

@@ -26,8 +26,8 @@ use crate::step::{Evaluation, StepReport};
 use crate::tensorboard::EventFile;
 use crate::trainer::{Placement, Trainer};
 use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
+use isobit_models::TrainedTensor;
 use isobit_models::build::Settings;
-use isobit_models::{Trained, TrainedTensor, peft};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::chain;
 use isobit_proof::layout::TENSORBOARD;
@@ -129,14 +129,12 @@ pub fn train_with<E: Engine>(
     let engine = team.agree_on(make(&settings))?;
     let shards = if is_sharded(run, team) { Some(team.agree_on(shards(&engine, team))?) } else { None };
     let mut state = State { engine, shards, progress: Progress::start(prepared.identity.clone()) };
-    let adapter_config = match &settings.trained {
-        Trained::Lora(lora) => Some(peft::config_json(&lora.written(&prepared.model), &base_name(&run.base_model))),
-        _ => None,
-    };
+    let adapter_config = final_folder::adapter_config(&settings, prepared, &run.base_model);
     let result = first(team, || Final::new(&state, prepared, adapter_config.as_ref()))?;
     if let Some(step) = from {
         let opened = first(team, || open(prepared, step))?;
-        state.restore(opened.as_ref(), team)?;
+        let read = state.restore(opened.as_ref(), team)?;
+        first(team, || record::check_restored(prepared, &state.progress, &read))?;
     } else {
         team.agree_on(starting_adapter::load(prepared, &mut state.engine))?;
     }
@@ -440,9 +438,4 @@ fn evaluate<E: Engine>(
     }
     watch.evaluated(state.progress.step, &evaluation, better);
     Ok(record::evaluated(&evaluation, better))
-}
-
-/// The last component of a path: nothing absolute is stored.
-fn base_name(folder: &Path) -> String {
-    folder.file_name().map_or("base".to_string(), |name| name.to_string_lossy().into_owned())
 }

@@ -6,6 +6,8 @@ use crate::engine::{Engine, Stored};
 use crate::prepare::RunError;
 use crate::ranks::Team;
 use crate::ranks::shards::Shards;
+use isobit_numerics::digest::Digest;
+use isobit_proof::chain::{Item, Update, combined};
 use isobit_proof::safetensors::NamedTensor;
 use std::collections::BTreeMap;
 
@@ -34,9 +36,9 @@ impl<E: Engine> State<E> {
     }
 
     /// Restores one tensor at a time, in place: nothing is held twice. Rank 0 reads the checkpoint
-    /// and sends it to the others.
-    pub(crate) fn restore(&mut self, opened: Option<&Opened>, team: &Team<'_>) -> Result<(), RunError> {
-        let mut restored = Ok(());
+    /// and sends it to the others; it has the digests of what it read.
+    pub(crate) fn restore(&mut self, opened: Option<&Opened>, team: &Team<'_>) -> Result<Restored, RunError> {
+        let (mut restored, mut read_digests) = (Ok(()), Vec::new());
         for at in 0..self.engine.tensors().len() {
             for which in [Stored::Moment(0), Stored::Moment(1), Stored::Value] {
                 let tensor = &self.engine.tensors()[at];
@@ -46,7 +48,9 @@ impl<E: Engine> State<E> {
                         Stored::Value => opened.weight(name, shape),
                     })?)
                 };
-                match team.share_first(opened.map(read)) {
+                let own = opened.map(read);
+                read_digests.extend(own.iter().flatten().map(|values| Digest::of_f32(values)));
+                match team.share_first(own) {
                     // A rank that cannot write still takes part in what follows.
                     Ok(values) => restored = restored.and(self.put(at, which, values)),
                     Err(error) => return team.agree_on(Err(error)),
@@ -58,7 +62,7 @@ impl<E: Engine> State<E> {
         team.agree_on(restored.and_then(|()| self.shards.as_mut().map_or(Ok(()), read)))?;
         let progress = || opened.map(|opened| opened.progress.clone()).expect("rank 0 has opened it");
         self.progress = team.from_first(|| Ok(progress()))?;
-        Ok(())
+        Ok(Restored::new(&read_digests))
     }
 
     /// Overwrites a tensor, or this rank's part of it.
@@ -68,6 +72,31 @@ impl<E: Engine> State<E> {
             _ => self.engine.write(tensor, which, values)?,
         }
         Ok(())
+    }
+}
+
+/// Digests of what was read from a checkpoint, as a line of the chain has them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Restored {
+    weights: Digest,
+    state: Digest,
+}
+
+impl Restored {
+    /// Of both moments and the values of each tensor.
+    fn new(read: &[Digest]) -> Self {
+        let (tensors, _) = read.as_chunks::<3>();
+        let weights: Vec<Digest> = tensors.iter().map(|[_, _, value]| *value).collect();
+        let states: Vec<Digest> = tensors.iter().map(|[first, second, _]| combined(&[*first, *second])).collect();
+        Self { weights: combined(&weights), state: combined(&states) }
+    }
+
+    /// What is not that of the update, if anything.
+    pub(crate) fn difference(&self, update: &Update) -> Option<Item> {
+        if self.weights != update.weights {
+            return Some(Item::Weights(None));
+        }
+        (self.state != update.state).then_some(Item::State(None))
     }
 }
 

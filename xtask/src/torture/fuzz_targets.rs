@@ -211,12 +211,14 @@ fn records() -> Result<Corpus, String> {
             base: Base::default(),
             tokenizer: BTreeMap::new(),
             data: Vec::new(),
+            rows: Some(4),
+            reordered: Vec::new(),
             updates: 2,
             link: chain.link(),
             best: None,
             finished: false,
         };
-        let receipt = Receipt::new("0", made);
+        let receipt = Receipt::new("0", made, 1, None);
         let statement = Envelope::new(b"{}", None);
         statement.write(&folder.join(statement::NAME))?;
         let chain = std::fs::read(folder.join(chain::NAME));

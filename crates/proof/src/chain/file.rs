@@ -34,12 +34,19 @@ pub struct Chain {
     pub updates: Vec<Update>,
     /// That of the origin, then those of the updates.
     pub links: Vec<Hash>,
+    /// Bytes after the last whole line: one that a crash cut short.
+    pub cut: u64,
 }
 
 impl Chain {
     /// Reads the chain of a run folder. A last line without its newline was cut short by a crash
     /// and is left out.
     pub fn read(folder: &Path) -> Result<Self, FileError> {
+        Self::read_through(folder, u64::MAX)
+    }
+
+    /// The chain of the first `last` updates, whatever comes after them.
+    pub fn read_through(folder: &Path, last: u64) -> Result<Self, FileError> {
         let path = folder.join(NAME);
         let mut lines = Lines::open(&path)?;
         let Some((_, origin)) = lines.next::<Origin>()? else {
@@ -49,11 +56,12 @@ impl Chain {
             return Err(FileError::malformed(&path, format!("line 1: this version reads `{SCHEMA}`")));
         }
         let (mut updates, mut links) = (Vec::new(), vec![lines.link]);
-        while let Some((_, update)) = lines.next::<Update>()? {
+        while (updates.len() as u64) < last {
+            let Some((_, update)) = lines.next::<Update>()? else { break };
             updates.push(lines.checked(update, &origin)?);
             links.push(lines.link);
         }
-        Ok(Self { origin, updates, links })
+        Ok(Self { origin, updates, links, cut: lines.cut })
     }
 
     /// The link after so many updates.
@@ -79,12 +87,14 @@ struct Lines<'a> {
     reader: Box<dyn BufRead>,
     link: Hash,
     number: usize,
+    /// Bytes of a last line without its newline.
+    cut: u64,
 }
 
 impl<'a> Lines<'a> {
     fn open(path: &'a Path) -> Result<Self, FileError> {
         let reader = Box::new(BufReader::new(regular::open(path)?.0));
-        Ok(Self { path, reader, link: NO_LINK, number: 0 })
+        Ok(Self { path, reader, link: NO_LINK, number: 0, cut: 0 })
     }
 
     /// The next line, as it stands in the file and as what it says.
@@ -94,7 +104,8 @@ impl<'a> Lines<'a> {
         let read = self.reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
         read.map_err(|error| FileError::from_io("read", self.path, error))?;
         let Some((b'\n', line)) = bytes.split_last() else {
-            return if bytes.len() as u64 == LINE_BYTES_MAX { Err(self.malformed("it is too long")) } else { Ok(None) };
+            self.cut = bytes.len() as u64;
+            return if self.cut == LINE_BYTES_MAX { Err(self.malformed("it is too long")) } else { Ok(None) };
         };
         let strange = || self.malformed("it is not a line of a chain");
         let line = str::from_utf8(line).map_err(|_| strange())?;

@@ -160,6 +160,8 @@ pub enum Item {
     Evaluation,
     /// Only the shortened digests.
     Parts,
+    /// The names of the trained tensors, or their order.
+    Tensors,
 }
 
 impl Item {
@@ -173,6 +175,7 @@ impl Item {
             Self::State(_) => "optimizer state",
             Self::Evaluation => "evaluation",
             Self::Parts => "digests by tensor",
+            Self::Tensors => "names of tensors",
         }
     }
 
@@ -196,7 +199,11 @@ pub fn tensors_per_part(tensors: usize) -> usize {
 }
 
 fn parts(digests: &[Digest]) -> Vec<u32> {
-    let each = tensors_per_part(digests.len());
-    let of = |together: &[Digest]| if let [one] = together { *one } else { combined(together) };
-    digests.chunks(each).map(|together| (of(together).0[0] >> 32) as u32).collect()
+    digests.chunks(tensors_per_part(digests.len())).map(part).collect()
+}
+
+/// The first digits of the digest of a tensor, or of neighbours together.
+pub(crate) fn part(together: &[Digest]) -> u32 {
+    let digest = if let [one] = together { *one } else { combined(together) };
+    (digest.0[0] >> 32) as u32
 }

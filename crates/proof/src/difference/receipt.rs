@@ -72,11 +72,22 @@ pub fn receipts(a: (&Path, &Receipt), b: (&Path, &Receipt)) -> Vec<String> {
     if x.updates != y.updates {
         said.push(format!("updates: {} against {}", x.updates, y.updates));
     }
+    if a.segment != b.segment {
+        let shown = |of: Option<u64>| of.map_or("none".to_string(), |updates| updates.to_string());
+        said.push(format!("updates of a segment: {} against {}", shown(a.segment), shown(b.segment)));
+    }
+    let hash = |of: &Receipt| -> BTreeMap<String, Hash> {
+        of.result.iter().flatten().map(|(name, record)| (name.clone(), record.blake3)).collect()
+    };
+    hashes(&mut said, "file of the result", &hash(a), &hash(b));
     if x.link != y.link && said.is_empty() {
         said.push("the chains differ although all inputs are the same: replay both".to_string());
     }
     if x.link != y.link || x.updates != y.updates {
         said.splice(0..0, chains.map(|chains| chains.to_string()));
+    }
+    if a.digest != b.digest && said.is_empty() {
+        said.push("their digests differ, by something that has no name here".to_string());
     }
     said
 }
@@ -102,19 +113,17 @@ fn inputs(said: &mut Vec<String>, a: &Receipt, b: &Receipt) {
     }
     for (at, (x, y)) in x.data.iter().zip(&y.data).enumerate() {
         if let Some(lines) = x.first_difference(y) {
-            said.push(format!(
-                "data file {} ({}): line {} is the first that differs",
-                at + 1,
-                x.used_for,
-                lines.start()
-            ));
+            let (at, kind) = (at + 1, harmless(&x.used_for, 40));
+            said.push(format!("data file {at} ({kind}): line {} is the first that differs", lines.start()));
+        } else if x != y {
+            said.push(format!("data file {}: the same hash, but other lines or another use or size", at + 1));
         }
     }
     if x.data.len() != y.data.len() {
         said.push(format!("data files: {} against {}", x.data.len(), y.data.len()));
     }
     if a.program != b.program {
-        said.push(format!("program: {} against {}", a.program, b.program));
+        said.push(format!("program: {} against {}", harmless(&a.program, 40), harmless(&b.program, 40)));
     }
 }
 

@@ -1,32 +1,43 @@
-//! Checks a statement: its signature, that it is about the receipt and the files beside it, and
-//! that what it says was replayed is what its challenge chooses.
+//! Checks a statement: its signature, and every field. What it may say freely is what was replayed,
+//! for which challenge, and where; from this, the receipt and the files it is made again, and must
+//! be the same.
 //!
 //! It does not replay: who signed says that the replay agreed.
 
 use super::envelope::Envelope;
 use super::key::PublicKey;
-use super::segments::{Challenge, Segment, chosen};
-use super::{PREDICATE, TYPE, definition, sha256};
+use super::segments::{Challenge, Segment, chosen, divided};
+use super::{BUILD_TYPE, PREDICATE, Reexecution, Subjects, TYPE, content};
 use crate::error::FileError;
 use crate::json::UniqueValue;
-use crate::receipt::{self, Receipt};
+use crate::layout::checkpoint_step;
+use crate::name::{harmless, quoted};
+use crate::receipt::Receipt;
 use crate::verify::Report;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Checks a statement against the receipt of the run and the files of its final folder, and the
-/// signature against a key, if one is given.
+/// What a verifier asks of a statement besides that it is true.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked<'a> {
+    /// It is signed by this key.
+    pub key: Option<&'a PublicKey>,
+    /// It answers this challenge.
+    pub challenge: Option<&'a str>,
+}
+
+/// Checks a statement against the receipt of the run and the files of its final folder.
 pub fn check(
     report: &mut Report,
     path: &Path,
     receipt: &Receipt,
     folder: &Path,
-    key: Option<&PublicKey>,
+    asked: Asked<'_>,
 ) -> Result<(), FileError> {
     let Some(envelope) = report.damage_as_finding(path, Envelope::read(path))? else { return Ok(()) };
     report.files += 1;
-    match key {
+    match asked.key {
         Some(key) if !envelope.is_signed_by(key) => report.add_finding(path, "it is not signed by the given key"),
         Some(key) => report.notes.push(format!("the statement is signed by key {}", key.id())),
         None if envelope.is_signed() => {
@@ -41,88 +52,109 @@ pub fn check(
         report.add_finding(path, "its payload is not an in-toto statement with SLSA provenance");
         return Ok(());
     };
-    let predicate = &statement["predicate"];
-    let details = &predicate["runDetails"];
-    if details["metadata"]["invocationId"].as_str() != Some(receipt.digest.to_string().as_str()) {
+    if statement["predicate"]["buildDefinition"]["buildType"] != BUILD_TYPE {
+        report.add_finding(path, format!("it is of another version than `{BUILD_TYPE}`: prove the run again"));
+        return Ok(());
+    }
+    let digest = &statement["predicate"]["runDetails"]["metadata"]["invocationId"];
+    if digest.as_str() != Some(receipt.digest.to_string().as_str()) {
         report.add_finding(path, "it is about another receipt");
         return Ok(());
     }
-    let byproducts = details["byproducts"].as_array().map_or(&[][..], Vec::as_slice);
-    let chains = byproducts.iter().filter(|one| one["name"] == "chain").map(|one| &one["digest"]["blake3"]);
-    if !chains.eq([receipt.made.link.to_string().as_str()]) {
-        report.add_finding(path, "it is about another chain");
-    }
-    if predicate["buildDefinition"] != definition(receipt) {
-        report.add_finding(path, "its inputs are not those of the receipt");
-    }
-    if let Some(what) = wrong_choice(&predicate["isobit_reexecution"], receipt) {
-        report.add_finding(path, what);
-    }
-    check_subjects(report, path, &statement["subject"], receipt, folder)
-}
-
-/// Names and SHA-256 of the files of the final folder.
-fn check_subjects(
-    report: &mut Report,
-    path: &Path,
-    subjects: &Value,
-    receipt: &Receipt,
-    folder: &Path,
-) -> Result<(), FileError> {
-    let subjects = subjects.as_array().map_or(&[][..], Vec::as_slice);
-    let mut names: BTreeSet<&str> = receipt.result.iter().flat_map(BTreeMap::keys).map(String::as_str).collect();
-    names.insert(receipt::NAME);
-    let mut named = BTreeSet::new();
-    for subject in subjects {
-        let name = subject["name"].as_str().unwrap_or_default();
-        if !names.contains(name) {
-            report.add_finding(path, format!("it names {name:?}, which is no file of the run"));
-        } else if !named.insert(name) {
-            report.add_finding(path, format!("it names {name} twice"));
+    let done = match said(&statement["predicate"]["isobit_reexecution"], receipt) {
+        Ok(done) => done,
+        Err(what) => {
+            report.add_finding(path, what);
+            return Ok(());
         }
+    };
+    if let Some(wanted) = asked.challenge
+        && done.challenge != Challenge::Given(wanted.to_string())
+        && done.replayed.len() < done.segments.len()
+    {
+        report.add_finding(path, format!("it does not answer the challenge {}", harmless(wanted, 128)));
     }
-    for name in names {
-        let Some(subject) = subjects.iter().find(|subject| subject["name"] == name) else {
-            report.add_finding(path, format!("it does not name {name}"));
-            continue;
-        };
-        let file = folder.join(name);
-        let Some(found) = report.damage_as_finding(&file, sha256(&file))? else { continue };
-        if subject["digest"]["sha256"].as_str() != Some(found.as_str()) {
-            report.add_finding(&file, "the statement has another SHA-256 of it");
+    let subjects = match Subjects::read(receipt, folder) {
+        // Which file it is has been found already.
+        Err(error) if error.is_damage() || matches!(error, FileError::Missing { .. }) => {
+            report.add_finding(path, format!("its files are not as recorded: {error}"));
+            return Ok(());
         }
+        subjects => subjects?,
+    };
+    if let Some(place) = difference(&statement, &content(receipt, &subjects, &done), "") {
+        let place = quoted(place.trim_start_matches('.'));
+        report.add_finding(path, format!("its {place} is not what the receipt, the files and the replay give"));
     }
+    report.replayed = Some(done);
     Ok(())
 }
 
-/// What is wrong with the segments it lists: they cover the run without gaps, and a given challenge
-/// chooses exactly those that were replayed.
-fn wrong_choice(said: &Value, receipt: &Receipt) -> Option<&'static str> {
-    let Some(listed) = said["segments"].as_array() else { return Some("it does not say what was replayed") };
-    let (mut segments, mut done) = (Vec::new(), 0_u64);
-    for segment in listed {
-        let [first, last, from] = ["first", "last", "starts_after"].map(|key| segment[key].as_u64());
-        match (first, last) {
-            (Some(first), Some(last)) if done.checked_add(1) == Some(first) && last >= first => {
-                segments.push(Segment { first, last, from: from.unwrap_or(0) });
-                done = last;
-            }
-            _ => return Some("its segments do not follow one another"),
+/// What a statement says was replayed, if that can be true: the segments are those of the receipt,
+/// and the challenge chooses the ones that were replayed.
+fn said(found: &Value, receipt: &Receipt) -> Result<Reexecution, &'static str> {
+    let segment = receipt.segment.ok_or("the receipt is of version 1, which fixes no segments")?;
+    let listed = found["segments"].as_array().ok_or("it does not say what was replayed")?;
+    let froms: Option<Vec<u64>> = listed.iter().map(|segment| segment["starts_after"].as_u64()).collect();
+    // Beside a run folder the checkpoints are known; a final folder alone does not name them.
+    let saved: Option<BTreeSet<u64>> = receipt
+        .folder
+        .as_ref()
+        .map(|folder| folder.checkpoints.keys().filter_map(|name| checkpoint_step(name)).collect());
+    let mut segments = divided(receipt.made.updates, segment, saved.as_ref().unwrap_or(&BTreeSet::new()));
+    let froms = froms.filter(|froms| froms.len() == segments.len());
+    let froms = froms.ok_or("its segments are not those of the receipt")?;
+    for (segment, from) in segments.iter_mut().zip(froms).filter(|_| saved.is_none()) {
+        if from >= segment.first {
+            return Err("a segment begins after its first update");
         }
+        *segment = Segment { from, ..*segment };
     }
-    if done != receipt.made.updates || said["updates"].as_u64() != Some(done) {
-        return Some("its segments are not the updates of the run");
+    let replayed: Vec<usize> = (0..listed.len()).filter(|at| listed[*at]["reexecuted"] == true).collect();
+    if replayed.is_empty() {
+        return Err("it says that nothing was replayed");
     }
-    let is_replayed = |segment: &Value| segment["reexecuted"] == true;
-    let replayed: Vec<usize> = (0..listed.len()).filter(|at| is_replayed(&listed[*at])).collect();
-    let updates: u64 = replayed.iter().map(|at| segments[*at].updates()).sum();
-    if said["reexecuted_updates"].as_u64() != Some(updates) {
-        return Some("its count of replayed updates is not that of its segments");
-    }
-    let challenge = match said["challenge"]["hex"].as_str() {
-        Some(text) => Challenge::Given(text.to_string()),
-        None => Challenge::None,
+    let challenge = match &found["challenge"]["hex"] {
+        Value::Null => Challenge::None,
+        hex => Challenge::Given(hex.as_str().filter(|hex| is_challenge(hex)).ok_or("its challenge is none")?.into()),
     };
-    let expected = chosen(&challenge, receipt.made.link, segments.len(), replayed.len());
-    (replayed != expected).then_some("the challenge does not choose the segments that it lists as replayed")
+    if replayed != chosen(&challenge, receipt.digest, segments.len(), replayed.len()) {
+        return Err("the challenge does not choose the segments that it lists as replayed");
+    }
+    let environment: Option<BTreeMap<String, String>> = serde_json::from_value(found["environment"].clone()).ok();
+    let environment = environment.ok_or("its environment is not a list of texts")?;
+    Ok(Reexecution { segments, replayed, challenge, environment })
+}
+
+/// Hexadecimal digits in lower case.
+pub(super) fn is_challenge(text: &str) -> bool {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    (1..=128).contains(&text.len()) && text.bytes().all(is_digit)
+}
+
+/// The place of the first difference between two values.
+fn difference(found: &Value, expected: &Value, place: &str) -> Option<String> {
+    match (found, expected) {
+        (Value::Object(a), Value::Object(b)) => {
+            let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+            keys.into_iter().find_map(|key| {
+                let place = format!("{place}.{key}");
+                match (a.get(key), b.get(key)) {
+                    (Some(a), Some(b)) => difference(a, b, &place),
+                    _ => Some(place),
+                }
+            })
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            let pairs = a.iter().zip(b).enumerate();
+            pairs.into_iter().find_map(|(at, (a, b))| difference(a, b, &format!("{place}.{at}")))
+        }
+        // A decimal parser may be off in the last place.
+        #[expect(clippy::float_arithmetic, reason = "probabilities, written in decimal")]
+        (Value::Number(a), Value::Number(b)) if b.is_f64() => {
+            let near = a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| (a - b).abs() < 1e-12);
+            (!near).then(|| place.to_string())
+        }
+        _ => (found != expected).then(|| place.to_string()),
+    }
 }

@@ -24,7 +24,9 @@ pub struct Envelope {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SignatureOf {
-    keyid: String,
+    /// DSSE makes it optional; nothing depends on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    keyid: Option<String>,
     sig: String,
 }
 
@@ -32,7 +34,7 @@ impl Envelope {
     /// Around a payload, signed if there is a key.
     pub fn new(payload: &[u8], key: Option<&PrivateKey>) -> Self {
         let signature = |key: &PrivateKey| SignatureOf {
-            keyid: key.public().id(),
+            keyid: Some(key.public().id()),
             sig: base64::encode(&key.sign(&encoded(PAYLOAD_TYPE, payload))),
         };
         Self {
@@ -42,10 +44,12 @@ impl Envelope {
         }
     }
 
+    pub fn to_text(&self) -> String {
+        serde_json::to_string_pretty(self).expect("strings have a JSON form") + "\n"
+    }
+
     pub fn write(&self, path: &Path) -> Result<(), FileError> {
-        let mut text = serde_json::to_string_pretty(self).expect("strings have a JSON form");
-        text.push('\n');
-        write_atomically(path, text.as_bytes())
+        write_atomically(path, self.to_text().as_bytes())
     }
 
     pub fn read(path: &Path) -> Result<Self, FileError> {

@@ -11,7 +11,7 @@ mod envelope;
 mod key;
 mod segments;
 
-pub use check::check;
+pub use check::{Asked, check};
 pub use envelope::Envelope;
 pub use key::{PrivateKey, PublicKey};
 pub use segments::{Challenge, Segment, chosen, detection, divided};
@@ -20,18 +20,19 @@ use crate::error::FileError;
 use crate::hash::{FileRecord, Hash};
 use crate::receipt::{self, Receipt};
 use crate::regular;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The file of a run's statement.
 pub const NAME: &str = "statement.json";
 const TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE: &str = "https://slsa.dev/provenance/v1";
-const BUILD_TYPE: &str = "urn:isobit:training:1";
+const BUILD_TYPE: &str = "urn:isobit:training:2";
 
 /// What was executed again.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Reexecution {
     pub segments: Vec<Segment>,
     /// Those that were replayed and agree, by number.
@@ -41,21 +42,123 @@ pub struct Reexecution {
     pub environment: BTreeMap<String, String>,
 }
 
-/// The payload of the statement about a finished run, whose final folder is `folder`.
-pub fn statement(receipt: &Receipt, folder: &Path, done: &Reexecution) -> Result<Vec<u8>, FileError> {
-    let mut names: Vec<&str> = receipt.result.iter().flat_map(BTreeMap::keys).map(String::as_str).collect();
-    names.push(receipt::NAME);
-    names.sort_unstable();
-    let mut subjects = Vec::new();
-    for name in names {
-        let path = folder.join(name);
-        let digest = json!({ "sha256": sha256(&path)?, "blake3": Hash::of_file(&path)? });
-        subjects.push(json!({ "name": name, "digest": digest }));
+impl Reexecution {
+    /// Updates that were replayed.
+    pub fn updates(&self) -> u64 {
+        self.replayed.iter().map(|at| self.segments[*at].updates()).sum()
     }
-    let made = &receipt.made;
-    let statement = json!({
+
+    /// Who chose what was replayed.
+    pub fn chosen_by(&self) -> &'static str {
+        match self.challenge {
+            Challenge::Given(_) => "verifier",
+            Challenge::None if self.replayed.len() == self.segments.len() => "all",
+            Challenge::None => "self",
+        }
+    }
+
+    /// The probability that one wrong segment would be among those replayed.
+    pub fn detection(&self) -> f64 {
+        detection(self.segments.len(), self.replayed.len(), 1)
+    }
+
+    /// In words.
+    pub fn described(&self) -> String {
+        let (count, all) = (self.replayed.len(), self.segments.len());
+        let many = |number: u64, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+        let of: u64 = self.segments.iter().map(|segment| segment.updates()).sum();
+        let by = match &self.challenge {
+            Challenge::Given(text) => format!("chosen by the challenge {text}"),
+            Challenge::None if count == all => {
+                return format!("replayed all: {}, {}", many(all as u64, "segment"), many(of, "update"));
+            }
+            Challenge::None => "self-chosen: a verifier should give a challenge".to_string(),
+        };
+        #[expect(clippy::float_arithmetic, reason = "a percentage, for people")]
+        let chance = 100.0 * self.detection();
+        let updates = self.updates();
+        format!(
+            "replayed {count} of {}, {updates} of {} ({by}); one wrong segment would be found \
+             with a probability of {chance:.1}%",
+            many(all as u64, "segment"),
+            many(of, "update")
+        )
+    }
+}
+
+/// The files of a final folder with the hashes that a statement names them by: each is read once
+/// for both, and BLAKE3 must be that of the receipt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subjects(BTreeMap<String, Subject>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Subject {
+    sha256: Hash,
+    blake3: Hash,
+}
+
+impl Subjects {
+    pub fn read(receipt: &Receipt, folder: &Path) -> Result<Self, FileError> {
+        let mut all = BTreeMap::new();
+        for (name, record) in receipt.result.iter().flatten() {
+            let path = folder.join(name);
+            let subject = Subject::read(&path)?;
+            if subject.blake3 != record.blake3 {
+                let what = format!("the recorded hash is {}, but it has {}", record.blake3, subject.blake3);
+                return Err(FileError::Altered { path, what });
+            }
+            all.insert(name.clone(), subject);
+        }
+        // The receipt in the final folder has one form.
+        let text = receipt.of_result().to_text();
+        let subject = Subject { sha256: Hash(Sha256::digest(&text).into()), blake3: Hash::of_bytes(text.as_bytes()) };
+        all.insert(receipt::NAME.to_string(), subject);
+        Ok(Self(all))
+    }
+
+    /// The first file of a folder that is missing, not among these, or of other bytes: what is
+    /// wrong with it. The receipt and the manifest are not looked for.
+    pub fn difference(&self, folder: &Path, names: &[String]) -> Result<Option<(String, &'static str)>, FileError> {
+        let ours = self.0.keys().filter(|name| *name != receipt::NAME);
+        for name in ours.clone().chain(names).collect::<BTreeSet<_>>() {
+            let what = match self.0.get(name).filter(|_| names.contains(name)) {
+                None if names.contains(name) => "it is missing",
+                None => "the run does not give such a file",
+                Some(subject) if Subject::read(&folder.join(name))? != *subject => "the run gives other bytes",
+                Some(_) => continue,
+            };
+            return Ok(Some((name.clone(), what)));
+        }
+        Ok(None)
+    }
+
+    fn to_json(&self) -> Value {
+        let subject = |(name, of): (&String, &Subject)| json!({ "name": name, "digest": { "sha256": of.sha256, "blake3": of.blake3 } });
+        self.0.iter().map(subject).collect()
+    }
+}
+
+impl Subject {
+    fn read(path: &Path) -> Result<Self, FileError> {
+        let (mut sha256, mut blake3) = (Sha256::new(), blake3::Hasher::new());
+        regular::read_in_pieces(path, |piece| {
+            sha256.update(piece);
+            blake3.update(piece);
+        })?;
+        Ok(Self { sha256: Hash(sha256.finalize().into()), blake3: Hash(*blake3.finalize().as_bytes()) })
+    }
+}
+
+/// The payload of the statement about a finished run.
+pub fn statement(receipt: &Receipt, subjects: &Subjects, done: &Reexecution) -> Vec<u8> {
+    serde_json::to_vec(&content(receipt, subjects, done)).expect("strings and numbers have a JSON form")
+}
+
+/// Every field of the statement: who checks one makes it again and compares.
+fn content(receipt: &Receipt, subjects: &Subjects, done: &Reexecution) -> Value {
+    json!({
         "_type": TYPE,
-        "subject": subjects,
+        "subject": subjects.to_json(),
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": definition(receipt),
@@ -63,30 +166,30 @@ pub fn statement(receipt: &Receipt, folder: &Path, done: &Reexecution) -> Result
                 "builder": { "id": format!("urn:isobit:program:{}", receipt.program) },
                 "metadata": { "invocationId": receipt.digest },
                 "byproducts": [
-                    { "name": "chain", "digest": { "blake3": made.link } },
-                    { "name": "receipt", "digest": { "blake3": receipt.digest } },
+                    { "name": "chain", "digest": { "blake3": receipt.made.link } },
+                    { "name": "receipt", "digest": { "sha256": receipt.digest } },
                 ],
             },
             "isobit_reexecution": reexecution(receipt, done),
         },
-    });
-    Ok(serde_json::to_vec(&statement).expect("strings and numbers have a JSON form"))
+    })
 }
 
 /// What the run was made from.
 fn definition(receipt: &Receipt) -> Value {
     let made = &receipt.made;
-    let file = |kind: &str, name: &str, record: &FileRecord| json!({ "name": format!("{kind}/{name}"), "digest": { "blake3": record.blake3 } });
+    let named = |name: String, blake3: String| json!({ "name": name, "digest": { "blake3": blake3 } });
+    let file = |kind: &str, name: &str, record: &FileRecord| named(format!("{kind}/{name}"), record.blake3.to_string());
     let base = made.base.files.iter().map(|(name, record)| file("base", name, record));
     let tokenizer = made.tokenizer.iter().map(|(name, record)| file("tokenizer", name, record));
-    let data = made.data.iter().enumerate().map(
-        |(at, data)| json!({ "name": format!("data/{}-{at}", data.used_for), "digest": { "blake3": data.blake3 } }),
-    );
+    let data = made.data.iter().enumerate();
+    let data = data.map(|(at, data)| named(format!("data/{}-{at}", data.used_for), data.blake3.to_string()));
+    let start = made.identity.get("start").map(|digest| named("start/adapter".to_string(), digest.clone()));
     json!({
         "buildType": BUILD_TYPE,
         "externalParameters": { "config": made.config },
         "internalParameters": { "identity": made.identity },
-        "resolvedDependencies": base.chain(tokenizer).chain(data).collect::<Vec<Value>>(),
+        "resolvedDependencies": base.chain(tokenizer).chain(data).chain(start).collect::<Vec<Value>>(),
     })
 }
 
@@ -96,35 +199,21 @@ fn reexecution(receipt: &Receipt, done: &Reexecution) -> Value {
         json!({ "first": segment.first, "last": segment.last, "starts_after": segment.from,
             "reexecuted": replayed.contains(&at) })
     };
-    let updates = |at: &usize| segments[*at].updates();
-    let mut object = Map::new();
-    let mut put = |key: &str, value: Value| object.insert(key.to_string(), value);
-    put("updates", receipt.made.updates.into());
-    put("reexecuted_updates", replayed.iter().map(updates).sum::<u64>().into());
-    put("segments", segments.iter().enumerate().map(segment).collect());
-    put(
-        "challenge",
-        match challenge {
-            Challenge::Given(text) => json!({ "chosen_by": "verifier", "hex": text }),
-            Challenge::None => json!({ "chosen_by": "self" }),
-        },
-    );
+    let challenge = match challenge {
+        Challenge::Given(text) => json!({ "chosen_by": done.chosen_by(), "hex": text }),
+        Challenge::None => json!({ "chosen_by": done.chosen_by() }),
+    };
     let few = segments.len().div_ceil(10);
-    put(
-        "probability_of_detection",
-        json!({
-            "if_one_segment_is_wrong": detection(segments.len(), replayed.len(), 1),
+    json!({
+        "updates": receipt.made.updates,
+        "reexecuted_updates": done.updates(),
+        "segments": segments.iter().enumerate().map(segment).collect::<Vec<Value>>(),
+        "challenge": challenge,
+        "probability_of_detection": {
+            "if_one_segment_is_wrong": done.detection(),
             "if_a_tenth_is_wrong": detection(segments.len(), replayed.len(), few),
-        }),
-    );
-    put("agrees", true.into());
-    put("environment", json!(environment));
-    object.into()
-}
-
-/// SHA-256 of a file, in hexadecimal digits.
-fn sha256(path: &Path) -> Result<String, FileError> {
-    let mut hasher = Sha256::new();
-    regular::read_in_pieces(path, |piece| hasher.update(piece))?;
-    Ok(Hash(hasher.finalize().into()).to_string())
+        },
+        "agrees": true,
+        "environment": environment,
+    })
 }

@@ -2,6 +2,7 @@
 #![expect(clippy::float_arithmetic, reason = "a probability, for people")]
 
 use crate::hash::Hash;
+use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;
 
 /// Consecutive updates.
@@ -43,18 +44,18 @@ pub fn divided(updates: u64, every: u64, saved: &BTreeSet<u64>) -> Vec<Segment> 
     segments
 }
 
-/// `count` of `segments` numbers, in ascending order: a function of the challenge and the end of
-/// the chain. Each is as likely as any other.
-pub fn chosen(challenge: &Challenge, link: Hash, segments: usize, count: usize) -> Vec<usize> {
+/// `count` of `segments` numbers, in ascending order: a function of the challenge and the digest of
+/// the receipt, which fixes the chain and its division. Each is as likely as any other.
+pub fn chosen(challenge: &Challenge, receipt: Hash, segments: usize, count: usize) -> Vec<usize> {
     let challenge = match challenge {
         Challenge::Given(text) => text.as_str(),
         Challenge::None => "",
     };
-    let seed = format!("isobit.prove/1 {challenge} {link}");
+    let seed = format!("isobit.prove/2 {challenge} {receipt}");
     let mut numbers: Vec<usize> = (0..segments).collect();
     let count = count.min(segments);
     for at in 0..count {
-        let Hash([a, b, c, d, e, f, g, h, ..]) = Hash::of_bytes(format!("{seed} {at}").as_bytes());
+        let Hash([a, b, c, d, e, f, g, h, ..]) = Hash(Sha256::digest(format!("{seed} {at}")).into());
         let number = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         numbers.swap(at, at + (number % (segments - at) as u64) as usize);
     }
@@ -66,8 +67,11 @@ pub fn chosen(challenge: &Challenge, link: Hash, segments: usize, count: usize) 
 /// The probability that at least one of `wrong` segments is among `count` of `segments` chosen at
 /// random: `1 − C(S − w, K) / C(S, K)`.
 pub fn detection(segments: usize, count: usize, wrong: usize) -> f64 {
+    if wrong == 0 || count == 0 {
+        return 0.0;
+    }
     if count + wrong > segments {
-        return if wrong == 0 || count == 0 { 0.0 } else { 1.0 };
+        return 1.0;
     }
     let missed = (0..count).fold(1.0, |missed, at| missed * (segments - wrong - at) as f64 / (segments - at) as f64);
     1.0 - missed

@@ -1,23 +1,22 @@
 //! A run folder: the receipt, the chain it ends, the metrics, every checkpoint and the final
 //! folder, each against the others.
 
-use super::metrics::{self, Lines};
+use super::metrics::{self, Lines, Source};
+use super::receipt::final_step;
+use super::state;
+use super::tensors::Stored;
 use super::{Report, check_result, manifest};
 use crate::atomic::is_partial;
 use crate::chain::{self, Chain};
 use crate::error::FileError;
 use crate::hash::{Hash, Manifest};
-use crate::json;
-use crate::layout::{self, ADAPTER, BEST, CHECKPOINT, FINAL, LATEST, METRICS, STATE};
+use crate::json::{self, UniqueValue};
+use crate::layout::{self, BEST, CHECKPOINT, FINAL, METRICS, STATE};
 use crate::name::quoted;
 use crate::receipt::{self, FolderRecord, Receipt};
-use crate::safetensors::TensorFiles;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
-
-/// The key that makes the final weights those of the best evaluation.
-const TAKES_BEST: &str = "training.load_best_model_at_end";
 
 pub(super) fn run(folder: &Path) -> Result<Report, FileError> {
     let mut report = Report { kind: "run", ..Report::default() };
@@ -25,16 +24,18 @@ pub(super) fn run(folder: &Path) -> Result<Report, FileError> {
     report.files += usize::from(chain.is_some());
     let receipt = report.damage_as_finding(&folder.join(receipt::NAME), Receipt::read(folder))?;
     report.files += usize::from(receipt.is_some());
-    let lines = match &chain {
-        Some(chain) => Some(metrics::check(&mut report, folder, chain)?),
-        None => None,
-    };
+    let source = Source { chain: chain.as_ref(), made: receipt.as_ref().map(|receipt| &receipt.made) };
+    let lines = Some(metrics::check(&mut report, folder, source)?);
     let whole = Whole { folder, chain: chain.as_ref(), receipt: receipt.as_ref(), lines: lines.as_ref() };
+    if let Some(receipt) = &receipt {
+        super::receipt::check(&mut report, &folder.join(receipt::NAME), receipt);
+    }
     whole.check_ends(&mut report);
     whole.check_files(&mut report)?;
     whole.check_folders(&mut report)?;
     whole.check_final(&mut report)?;
-    report.updates = chain.as_ref().map_or(0, |chain| chain.updates.len() as u64);
+    let recorded = receipt.as_ref().map_or(0, |receipt| receipt.made.updates);
+    report.updates = chain.as_ref().map_or(recorded, |chain| chain.updates.len() as u64);
     report.receipt = receipt;
     Ok(report)
 }
@@ -52,6 +53,10 @@ impl Whole<'_> {
         self.receipt?.folder.as_ref()
     }
 
+    fn stored(&self) -> Option<Stored<'_>> {
+        Some(Stored { chain: self.chain?, reordered: &self.receipt?.made.reordered })
+    }
+
     fn is_finished(&self) -> bool {
         self.receipt.is_some_and(|receipt| receipt.made.finished)
     }
@@ -61,6 +66,10 @@ impl Whole<'_> {
         let (Some(receipt), Some(chain)) = (self.receipt, self.chain) else { return };
         let (made, updates) = (&receipt.made, chain.updates.len() as u64);
         let path = self.folder.join(receipt::NAME);
+        if chain.cut > 0 && made.finished {
+            let what = format!("{} bytes follow its last line", chain.cut);
+            report.add_finding(&self.folder.join(chain::NAME), what);
+        }
         if made.identity != chain.origin.identity {
             let differs = |key: &&String| made.identity.get(*key) != chain.origin.identity.get(*key);
             let key = made.identity.keys().chain(chain.origin.identity.keys()).find(differs);
@@ -107,13 +116,14 @@ impl Whole<'_> {
             let Some(found) = report.damage_as_finding(&path, Hash::of_file(&path))? else { continue };
             report.files += 1;
             if found != *recorded {
-                if self.is_finished() || ![LATEST, BEST].contains(&name.as_str()) {
+                if self.is_finished() {
                     report.add_finding(&path, format!("the recorded hash is {recorded}, but it has {found}"));
                 } else {
                     report.notes.push(format!("{name} changed after the receipt of this unfinished run was written"));
                 }
             }
         }
+        self.check_best(report)?;
         let failed = |error| FileError::from_io("read", self.folder, error);
         let mut names = BTreeSet::new();
         for entry in std::fs::read_dir(self.folder).map_err(failed)? {
@@ -126,6 +136,32 @@ impl Whole<'_> {
             } else if !is_known {
                 report.add_finding(&self.folder.join(&name), "it does not belong to the run");
             }
+        }
+        Ok(())
+    }
+
+    /// Of a finished run, the best checkpoint and its metric, in bits and for people.
+    fn check_best(&self, report: &mut Report) -> Result<(), FileError> {
+        let path = self.folder.join(BEST);
+        if !self.is_finished() || path.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        let Some(UniqueValue(found)) = report.damage_as_finding(&path, json::read(&path))? else { return Ok(()) };
+        let Some(best) = self.receipt.and_then(|receipt| receipt.made.best.as_ref()) else { return Ok(()) };
+        let number = u64::from_str_radix(&best.loss, 16).map(f64::from_bits).ok();
+        let metric = number.and_then(|number| serde_json::to_string(&number).ok());
+        let expected = [
+            ("checkpoint", format!("\"{CHECKPOINT}{}\"", best.step)),
+            ("step", best.step.to_string()),
+            ("metric", metric.unwrap_or_default()),
+            ("metric_bits", format!("\"{}\"", best.loss)),
+        ];
+        // A pointer of a run that has no best checkpoint names none.
+        if found["checkpoint"].is_null() {
+            return Ok(());
+        }
+        if let Some((field, _)) = expected.iter().find(|(field, value)| !is_same(&found[*field], value)) {
+            report.add_finding(&path, format!("its {} is not that of the best evaluation", quoted(field)));
         }
         Ok(())
     }
@@ -172,7 +208,8 @@ impl Whole<'_> {
             }
         }
         let path = folder.join(STATE);
-        let Some(state) = report.damage_as_finding(&path, json::read::<Value>(&path))? else { return Ok(()) };
+        let Some(state) = report.damage_as_finding(&path, json::read::<UniqueValue>(&path))? else { return Ok(()) };
+        let UniqueValue(state) = state;
         let same = |field: &str, expected: Option<Hash>| {
             expected.is_none_or(|expected| state[field].as_str() == Some(expected.to_string().as_str()))
         };
@@ -181,10 +218,20 @@ impl Whole<'_> {
         let (Some(step), Some(chain)) = (step, self.chain) else { return Ok(()) };
         if state["step"].as_u64() != Some(step) {
             report.add_finding(&path, format!("it has step {}, expected {step}", quoted(&state["step"].to_string())));
+        } else if chain.link(step).is_none() && !self.is_finished() {
+            report.notes.push(format!("{name} is of an update that the resumed run has not done again yet"));
+            return Ok(());
         } else if chain.link(step).is_none() || !same("chain", chain.link(step)) {
             report.add_finding(&path, format!("its link is not that of update {step} in the chain"));
         } else if !metrics_found && !same("metrics", self.lines.map(|lines| lines.digest(step))) {
             report.add_finding(&path, "its digest of the metrics is not that of their lines");
+        } else if let (false, Some(lines), Some(receipt)) = (metrics_found, self.lines, self.receipt)
+            && let Some(field) = state::wrong_field(&state, chain, &receipt.made, lines, step)
+        {
+            report.add_finding(&path, format!("its {} does not follow from the chain", quoted(&field)));
+        }
+        if let Some(stored) = self.stored() {
+            stored.check_checkpoint(report, &folder, step)?;
         }
         Ok(())
     }
@@ -205,44 +252,19 @@ impl Whole<'_> {
             report.notes.push("final/ comes from an earlier end of this unfinished run".to_string());
             return Ok(());
         }
-        if own.made == receipt.made {
+        if own.digest == receipt.digest {
             check_result(report, &folder, &manifest, receipt);
-            self.check_final_weights(report, &folder)?;
+            if let Some(stored) = self.stored() {
+                stored.check_final(report, &folder, final_step(&receipt.made))?;
+            }
         } else {
             report.add_finding(&path, "it is not the receipt of this run");
         }
         Ok(())
     }
+}
 
-    /// The final weights are those of the checkpoint that they are said to be, if it is still there
-    /// and they are not rounded.
-    fn check_final_weights(&self, report: &mut Report, folder: &Path) -> Result<(), FileError> {
-        let Some(made) = self.receipt.map(|receipt| &receipt.made) else { return Ok(()) };
-        let takes_best = made.config.get(TAKES_BEST).is_some_and(|value| value == "true");
-        let step = made.best.as_ref().filter(|_| takes_best).map_or(made.updates, |best| best.step);
-        let checkpoint = self.folder.join(format!("{CHECKPOINT}{step}"));
-        if !checkpoint.is_dir() {
-            report.notes.push(format!("final weights are not compared: {CHECKPOINT}{step} is gone"));
-            return Ok(());
-        }
-        let open = |folder: &Path| {
-            let stem = if folder.join(ADAPTER).is_file() { "adapter_model" } else { "model" };
-            TensorFiles::open_stem(folder, stem)
-        };
-        let (Some(saved), Some(last)) = (
-            report.damage_as_finding(&checkpoint, open(&checkpoint))?,
-            report.damage_as_finding(folder, open(folder))?,
-        ) else {
-            return Ok(());
-        };
-        for name in saved.names() {
-            // A folder may leave out what another tensor holds, like a tied head.
-            let Some((saved, last)) = saved.get(name).ok().zip(last.get(name).ok()) else { continue };
-            if saved.dtype == last.dtype && saved.bytes != last.bytes {
-                report.add_finding(folder, format!("{} is not that of {CHECKPOINT}{step}", quoted(name)));
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
+/// Whether a value is the one that is written so.
+fn is_same(found: &Value, written: &str) -> bool {
+    serde_json::from_str::<Value>(written).is_ok_and(|expected| expected == *found)
 }

@@ -3,52 +3,60 @@
 use super::Report;
 use crate::error::FileError;
 use crate::hash::{FileRecord, Hash};
-use crate::receipt::{DataFile, Receipt};
+use crate::receipt::{DataFile, Receipt, TOKENIZER_FILES};
 use crate::safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Compares the files of a model folder; of a tensor file that differs, the tensors.
+/// Compares the files of a model folder; of a tensor file that differs, the tensors. A file of the
+/// tokenizer that the receipt does not name is a finding too, and so is a recorded tensor that is
+/// not one of the files.
 pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Result<(), FileError> {
-    for (name, recorded) in receipt.made.base.files.iter().chain(&receipt.made.tokenizer) {
+    let made = &receipt.made;
+    let mut found_tensors = 0;
+    for (name, recorded) in made.base.files.iter().chain(&made.tokenizer) {
         let path = folder.join(name);
         let Some(found) = report.damage_as_finding(&path, FileRecord::of(&path))? else { continue };
         report.files += 1;
-        if found == *recorded {
-            continue;
-        }
-        let tensors = receipt.made.base.tensors.len();
+        let tensors = made.base.tensors.len();
         let is_weights = path.extension().is_some_and(|kind| kind == "safetensors");
-        let differing = if is_weights { differing_tensors(&path, &receipt.made.base.tensors)? } else { Vec::new() };
+        let (differing, held) =
+            if is_weights { differing_tensors(&path, &made.base.tensors)? } else { (Vec::new(), 0) };
+        found_tensors += held;
         match differing.split_first() {
+            None if found == *recorded => (),
             None => {
-                report.add_finding(
-                    &path,
-                    format!("the recorded hash is {}, but it has {}", recorded.blake3, found.blake3),
-                );
+                let what = format!("the recorded hash is {}, but it has {}", recorded.blake3, found.blake3);
+                report.add_finding(&path, what);
             }
             Some((first, rest)) => {
                 let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-                report.add_finding(
-                    &path,
-                    format!("{first} differs from what the run was trained on{more} (of {tensors})"),
-                );
+                let what = format!("{first} differs from what the run was trained on{more} (of {tensors})");
+                report.add_finding(&path, what);
             }
+        }
+    }
+    if found_tensors < made.base.tensors.len() {
+        report.add_finding(folder, "the receipt names tensors that its files do not have");
+    }
+    for name in TOKENIZER_FILES.iter().filter(|name| !made.tokenizer.contains_key(**name)) {
+        if folder.join(name).exists() {
+            report.add_finding(&folder.join(name), "the receipt does not name it");
         }
     }
     Ok(())
 }
 
-/// Names of the tensors of a file that are not as recorded. A file that cannot be read has none: it
-/// is reported by its hash.
-fn differing_tensors(path: &Path, recorded: &BTreeMap<String, Hash>) -> Result<Vec<String>, FileError> {
+/// Names of the tensors of a file that are not as recorded, and how many it holds. A file that
+/// cannot be read has none: it is reported by its hash.
+fn differing_tensors(path: &Path, recorded: &BTreeMap<String, Hash>) -> Result<(Vec<String>, usize), FileError> {
     let file = match SafeTensors::open(path) {
-        Err(error) if error.is_damage() => return Ok(Vec::new()),
+        Err(error) if error.is_damage() => return Ok((Vec::new(), 0)),
         file => file?,
     };
     let differs = |name: &str, bytes: &[u8]| recorded.get(name) != Some(&Hash::of_bytes(bytes));
     let tensors = file.tensors().filter(|tensor| differs(tensor.name, tensor.bytes));
-    Ok(tensors.map(|tensor| crate::name::quoted(tensor.name)).collect())
+    Ok((tensors.map(|tensor| crate::name::quoted(tensor.name)).collect(), file.tensors().len()))
 }
 
 /// Compares a data file with those of the run, and names the first line that differs from the one

@@ -6,107 +6,220 @@ use super::Report;
 use crate::chain::{Chain, Update};
 use crate::error::FileError;
 use crate::hash::Hash;
-use crate::json;
+use crate::json::{self, UniqueValue};
 use crate::layout::METRICS;
-use crate::line::{NO_LINES, chained, checked, checksum};
+use crate::line::{NO_LINES, chained, checked, checksum, shared, timing};
+use crate::metrics_line::{Event, Record, Timing};
+use crate::name::quoted;
+use crate::receipt::Made;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Digests of the lines, each with the step of its line.
-pub(super) struct Lines(Vec<(u64, Hash)>);
+/// What is known of each line.
+pub(super) struct Lines(Vec<LineOf>);
+
+struct LineOf {
+    step: u64,
+    /// Of the lines up to here.
+    digest: Hash,
+    is_evaluation: bool,
+}
 
 impl Lines {
     /// The digest of the lines up to a step.
     pub(super) fn digest(&self, step: u64) -> Hash {
-        self.0.iter().rev().find(|(of, _)| *of <= step).map_or(NO_LINES, |(_, digest)| *digest)
+        self.0.iter().rev().find(|line| line.step <= step).map_or(NO_LINES, |line| line.digest)
+    }
+
+    /// The step of the last training line up to a step.
+    pub(super) fn logged(&self, step: u64) -> u64 {
+        self.0.iter().rev().find(|line| line.step <= step && !line.is_evaluation).map_or(0, |line| line.step)
     }
 }
 
+/// What the lines follow from; the chain is none if it is damaged.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) chain: Option<&'a Chain>,
+    pub(super) made: Option<&'a Made>,
+}
+
 /// Checks the lines up to the last update of the chain.
-pub(super) fn check(report: &mut Report, folder: &Path, chain: &Chain) -> Result<Lines, FileError> {
+pub(super) fn check(report: &mut Report, folder: &Path, source: Source<'_>) -> Result<Lines, FileError> {
     let path = folder.join(METRICS);
     let Some(text) = report.damage_as_finding(&path, json::read_text(&path))? else { return Ok(Lines(Vec::new())) };
     report.files += 1;
-    // A line cut short by a crash is ignored, as it is by a resumed run.
-    let (mut digests, mut digest, mut logged) = (Vec::new(), NO_LINES, 0);
-    let mut tokens = Tokens { chain, done: 0, sum: 0 };
+    let is_finished = source.made.is_some_and(|made| made.finished);
+    let done = source.chain.map_or(u64::MAX, |chain| chain.updates.len() as u64);
+    let (mut digests, mut digest) = (Vec::new(), NO_LINES);
+    let mut follower = Follower { source, tokens: Some((0, 0)), logged: 0, evaluated: 0, last: 0 };
     for (index, line) in text.split_inclusive('\n').enumerate() {
+        // A line cut short by a crash is ignored, as it is by a resumed run; so is one that was
+        // written just before its update.
         let Some(line) = line.strip_suffix('\n') else {
-            report.notes.push(format!("{METRICS} ends in the middle of a line"));
+            let what = "it ends in the middle of a line";
+            if is_finished {
+                report.add_finding(&path, what);
+            } else {
+                report.notes.push(format!("{METRICS}: {what}"));
+            }
             break;
         };
-        let found = problem(line, chain, &mut logged, &mut tokens);
-        match found {
+        match follower.follow(line) {
             Ok(step) => {
                 digest = chained(digest, line);
-                digests.push((step, digest));
+                digests.push(LineOf { step, digest, is_evaluation: follower.evaluated == step });
             }
-            Err(what) => {
-                // What follows depends on the line.
-                report.add_finding(&path, format!("line {}: {what}", index + 1));
+            Err(Wrong { step: Some(step), .. }) if !is_finished && step == done.saturating_add(1) => {
+                report.notes.push(format!("{METRICS} has lines of update {step}, which the chain does not have yet"));
                 break;
             }
+            Err(Wrong { what, .. }) => {
+                // What follows depends on the line.
+                report.add_finding(&path, format!("line {}: {what}", index + 1));
+                return Ok(Lines(digests));
+            }
         }
+    }
+    if let (true, Some(step)) = (is_finished, follower.next_evaluation()) {
+        report.add_finding(&path, format!("the evaluation of step {step} is missing"));
     }
     Ok(Lines(digests))
 }
 
-/// The step of a line if nothing is wrong with it. `logged` is the step of the last training line.
-fn problem(line: &str, chain: &Chain, logged: &mut u64, tokens: &mut Tokens<'_>) -> Result<u64, String> {
-    const STRANGE: &str = "it is not a line of metrics";
-    let (before, check) = checked(line).ok_or("its checksum is missing")?;
-    if checksum(before) != check {
-        return Err("its checksum does not match".to_string());
+/// What is wrong with a line, and its step if that is known.
+struct Wrong {
+    step: Option<u64>,
+    what: String,
+}
+
+impl From<&str> for Wrong {
+    fn from(what: &str) -> Self {
+        Self { step: None, what: what.to_string() }
     }
-    let value: Value = serde_json::from_str(line).map_err(|_| STRANGE)?;
-    let step = value["step"].as_u64().ok_or(STRANGE)?;
-    if step > chain.updates.len() as u64 || step == 0 {
-        return Err(format!("it has step {step}, but the chain has {} updates", chain.updates.len()));
+}
+
+impl From<String> for Wrong {
+    fn from(what: String) -> Self {
+        Self { step: None, what }
     }
-    let update = &chain.updates[step as usize - 1];
-    if value["tokens"].as_u64() != tokens.at(step) {
-        return Err(format!("its tokens are not those of {step} updates, or it is out of order"));
-    }
-    let same = |field: &str, bits: u64| {
-        if value[field].as_str() == Some(format!("{bits:016x}").as_str()) {
-            return Ok(());
+}
+
+/// Goes through the lines in their order.
+struct Follower<'a> {
+    source: Source<'a>,
+    /// Updates whose tokens are counted, and their sum; none once it is too large.
+    tokens: Option<(usize, u64)>,
+    /// Steps of the last training line, of the last evaluation, and of the last line.
+    logged: u64,
+    evaluated: u64,
+    last: u64,
+}
+
+impl Follower<'_> {
+    /// The step of a line if nothing is wrong with it.
+    fn follow(&mut self, line: &str) -> Result<u64, Wrong> {
+        const STRANGE: &str = "it is not a line of metrics";
+        let (before, check) = checked(line).ok_or("its checksum is missing")?;
+        if checksum(before) != check {
+            return Err("its checksum does not match".into());
         }
-        Err(format!("`{field}` of step {step} is not what the chain says, or the line is out of order"))
-    };
-    if value.get("eval_loss_bits").is_some() {
-        let evaluation = update.evaluation.ok_or(format!("the chain has no evaluation at step {step}"))?;
-        same("eval_loss_bits", evaluation.loss)?;
-        return Ok(step);
+        let UniqueValue(value) = serde_json::from_str(line).map_err(|_| STRANGE)?;
+        let step = value["step"].as_u64().filter(|step| *step > 0).ok_or(STRANGE)?;
+        if !timing(line).is_empty() && serde_json::from_str::<Timing>(timing(line)).is_err() {
+            return Err("its timing has other fields than those of a run".into());
+        }
+        let Some(chain) = self.source.chain else {
+            let last = std::mem::replace(&mut self.last, step);
+            return if step < last { Err(format!("step {step} comes after step {last}").into()) } else { Ok(step) };
+        };
+        if step > chain.updates.len() as u64 {
+            let what = format!("it is of step {step}, but the chain has {} updates", chain.updates.len());
+            return Err(Wrong { step: Some(step), what });
+        }
+        let is_evaluation = value.get("eval_loss_bits").is_some();
+        let expected = self.expected(chain, step, is_evaluation)?;
+        self.compare(line, &value, &expected)?;
+        *(if is_evaluation { &mut self.evaluated } else { &mut self.logged }) = step;
+        Ok(step)
     }
-    if step <= *logged {
-        return Err(format!("step {step} comes after step {logged}"));
+
+    /// The line that the chain gives.
+    fn expected(&mut self, chain: &Chain, step: u64, is_evaluation: bool) -> Result<Record, Wrong> {
+        let tokens = self.count(chain, step);
+        let tokens =
+            tokens.ok_or_else(|| format!("its tokens are not those of {step} updates, or it is out of order"))?;
+        let update = &chain.updates[step as usize - 1];
+        let next = self.next_evaluation();
+        let event = if is_evaluation {
+            let evaluation = update.evaluation.ok_or(format!("the chain has no evaluation at step {step}"))?;
+            if next != Some(step) {
+                return Err(format!("the evaluation of step {step} is out of order, or is there twice").into());
+            }
+            let accuracy = evaluation.correct as f64 / evaluation.targets as f64;
+            Event::Eval { loss: f64::from_bits(evaluation.loss), accuracy, tokens: evaluation.targets }
+        } else {
+            if step <= self.logged || step < self.evaluated {
+                let last = self.logged.max(self.evaluated);
+                return Err(format!("step {step} comes after step {last}").into());
+            }
+            if let Some(missing) = next.filter(|next| *next < step) {
+                return Err(format!("the evaluation of step {missing} is missing before it").into());
+            }
+            let loss = mean_loss(&chain.updates[self.logged as usize..step as usize]);
+            let learning_rate = f64::from_bits(update.learning_rate);
+            Event::Train { loss, learning_rate, grad_norm: f64::from(f32::from_bits(update.norm)) }
+        };
+        let epoch = self.updates_of_epoch().map_or(0.0, |updates| step as f64 / updates as f64);
+        Ok(Record { step, epoch, tokens, event, timing: None })
     }
-    same("loss_bits", mean_loss(&chain.updates[*logged as usize..step as usize]).to_bits())?;
-    same("learning_rate_bits", update.learning_rate)?;
-    same("grad_norm_bits", f64::from(f32::from_bits(update.norm)).to_bits())?;
-    *logged = step;
-    Ok(step)
+
+    /// The part that equal runs share, character by character. Receipts of version 1 do not say how
+    /// many updates an epoch has: there, the bits.
+    fn compare(&self, line: &str, value: &Value, expected: &Record) -> Result<(), Wrong> {
+        let expected = expected.to_line();
+        let wanted: Value = serde_json::from_str(&expected).map_err(|_| "it is not a line of metrics")?;
+        let skipped = |key: &str| {
+            let is_free = ["timing", "check"].contains(&key);
+            is_free || (self.updates_of_epoch().is_none() && !key.ends_with("_bits") && key != "tokens")
+        };
+        let keys = |value: &Value| value.as_object().map_or(Vec::new(), |object| object.keys().cloned().collect());
+        let names: BTreeSet<String> = keys(value).into_iter().chain(keys(&wanted)).collect();
+        let mut differing = names.into_iter().filter(|key| !skipped(key) && value.get(key) != wanted.get(key));
+        if let Some(key) = differing.next() {
+            let (step, key) = (&wanted["step"], quoted(&key));
+            return Err(format!("{key} of step {step} is not what the chain says, or the line is out of order").into());
+        }
+        if self.updates_of_epoch().is_some() && shared(line) != shared(&expected) {
+            return Err("it is not written as the run writes it".into());
+        }
+        Ok(())
+    }
+
+    fn updates_of_epoch(&self) -> Option<u64> {
+        super::receipt::updates_of_epoch(self.source.made?)
+    }
+
+    /// The evaluation whose line comes next.
+    fn next_evaluation(&self) -> Option<u64> {
+        let chain = self.source.chain?;
+        let after = chain.updates.get(self.evaluated as usize..)?;
+        after.iter().find(|update| update.evaluation.is_some()).map(|update| update.step)
+    }
+
+    /// Tokens of the first updates; none for a step before the last one asked for.
+    fn count(&mut self, chain: &Chain, step: u64) -> Option<u64> {
+        let (done, sum) = self.tokens?;
+        let more = chain.updates.get(done..step as usize)?;
+        let sum = more.iter().try_fold(sum, |sum, update| sum.checked_add(update.tokens))?;
+        self.tokens = Some((step as usize, sum));
+        Some(sum)
+    }
 }
 
 /// As a run computes it.
 fn mean_loss(updates: &[Update]) -> f64 {
     // ORDER: update after update.
     updates.iter().fold(0.0, |sum, update| sum + f64::from_bits(update.loss)) / updates.len() as f64
-}
-
-/// Tokens of the first updates, summed as the steps ascend.
-struct Tokens<'a> {
-    chain: &'a Chain,
-    done: usize,
-    sum: u64,
-}
-
-impl Tokens<'_> {
-    /// None for a step before the last one asked for.
-    fn at(&mut self, step: u64) -> Option<u64> {
-        let more = self.chain.updates.get(self.done..step as usize)?;
-        self.sum += more.iter().map(|update| update.tokens).sum::<u64>();
-        self.done = step as usize;
-        Some(self.sum)
-    }
 }

@@ -7,13 +7,18 @@
 mod folder;
 mod inputs;
 mod metrics;
+mod receipt;
+mod state;
+mod tensors;
 
 pub use inputs::{check_base, check_data};
 
 use crate::error::FileError;
 use crate::hash::Manifest;
+use crate::json;
 use crate::layout::METRICS;
-use crate::receipt::{self, Receipt};
+use crate::receipt::{NAME as RECEIPT, Receipt};
+use crate::statement::Reexecution;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -34,6 +39,8 @@ pub struct Report {
     pub files: usize,
     pub updates: u64,
     pub checkpoints: usize,
+    /// What a checked statement says was replayed.
+    pub replayed: Option<Reexecution>,
     pub findings: Vec<Finding>,
     pub notes: Vec<String>,
 }
@@ -82,23 +89,24 @@ pub fn verify(path: &Path) -> Result<Report, FileError> {
     if has(Manifest::NAME) {
         return final_folder(path);
     }
-    if has(receipt::NAME) || has(crate::chain::NAME) || has(METRICS) {
+    if has(RECEIPT) || has(crate::chain::NAME) || has(METRICS) {
         return folder::run(path);
     }
-    Err(FileError::Missing { path: path.join(receipt::NAME) })
+    Err(FileError::Missing { path: path.join(RECEIPT) })
 }
 
 /// A folder with a manifest, and possibly a receipt.
 fn final_folder(path: &Path) -> Result<Report, FileError> {
     let mut report = Report { kind: "folder", ..Report::default() };
     let Some(manifest) = manifest(&mut report, path)? else { return Ok(report) };
-    if !manifest.files.contains_key(receipt::NAME) {
+    if !manifest.files.contains_key(RECEIPT) {
         report.notes.push("there is no receipt in it: files are compared with the manifest alone".to_string());
         return Ok(report);
     }
     report.kind = "final";
     let read = Receipt::read(path);
-    let Some(receipt) = report.damage_as_finding(&path.join(receipt::NAME), read)? else { return Ok(report) };
+    let Some(receipt) = report.damage_as_finding(&path.join(RECEIPT), read)? else { return Ok(report) };
+    receipt::check(&mut report, &path.join(RECEIPT), &receipt);
     check_result(&mut report, path, &manifest, &receipt);
     report.updates = receipt.made.updates;
     report.receipt = Some(receipt);
@@ -109,6 +117,11 @@ fn final_folder(path: &Path) -> Result<Report, FileError> {
 pub(crate) fn manifest(report: &mut Report, folder: &Path) -> Result<Option<Manifest>, FileError> {
     let path = folder.join(Manifest::NAME);
     let Some(manifest) = report.damage_as_finding(&path, Manifest::read(folder))? else { return Ok(None) };
+    // The earlier form lists files only, and is not written any more.
+    let text = json::read_text(&path)?;
+    if manifest.run.is_some() && text != manifest.to_text() {
+        report.add_finding(&path, "it is not written as Isobit writes it");
+    }
     for name in manifest.listed_or_present(folder)? {
         let path = folder.join(&name);
         if let Some(what) = manifest.wrong_size(folder, &name)? {
@@ -127,11 +140,11 @@ pub(crate) fn manifest(report: &mut Report, folder: &Path) -> Result<Option<Mani
 /// The files of a final folder are those that the receipt names.
 fn check_result(report: &mut Report, folder: &Path, manifest: &Manifest, receipt: &Receipt) {
     let Some(result) = &receipt.result else {
-        report.add_finding(&folder.join(receipt::NAME), "it names no files of the final folder");
+        report.add_finding(&folder.join(RECEIPT), "it names no files of the final folder");
         return;
     };
     let names: BTreeSet<&String> = result.keys().chain(manifest.files.keys()).collect();
-    for name in names.into_iter().filter(|name| *name != receipt::NAME) {
+    for name in names.into_iter().filter(|name| *name != RECEIPT) {
         if result.get(name) != manifest.files.get(name) {
             report.add_finding(&folder.join(name), "the manifest and the receipt record different contents of it");
         }

@@ -6,6 +6,7 @@ use super::key::{Key, Section};
 use super::run::{Adapter, Device, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Warmup};
 use super::value::Value;
 use isobit_models::Targets;
+use isobit_proof::receipt::config_digest;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
@@ -34,11 +35,7 @@ impl Run {
     /// threads, workers, how an update is split into micro-batches, recomputation, saving and
     /// logging.
     pub fn digest(&self) -> String {
-        let mut text = String::from("isobit.run/1\n");
-        for (key, value) in self.influences() {
-            writeln!(text, "{key} = {value}").expect("writing to a string succeeds");
-        }
-        blake3::hash(text.as_bytes()).to_hex().to_string()
+        config_digest(&self.influences()).to_string()
     }
 
     /// Where two runs differ in keys that can influence their results: key, this run's value, the

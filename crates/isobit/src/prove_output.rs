@@ -1,0 +1,94 @@
+//! Where `isobit prove` writes its statement. Found to be writable before anything is replayed, and
+//! never in place of something that is not a statement, or of a signed one by one that is not.
+
+use crate::Failure;
+use isobit_proof::FileError;
+use isobit_proof::atomic::AtomicFile;
+use isobit_proof::statement::{self, Envelope};
+use std::path::{Path, PathBuf};
+
+pub(crate) struct Output {
+    path: PathBuf,
+    /// A new file beside the old one; none for a pipe or a device, which is written as it is.
+    file: Option<AtomicFile>,
+}
+
+impl Output {
+    /// `named`, or the statement of the run folder.
+    pub(crate) fn open(run: &Path, named: Option<&Path>, signed: bool) -> Result<Self, Failure> {
+        let path = named.map_or_else(|| run.join(statement::NAME), Path::to_path_buf);
+        // Links are followed: what they name is written, not replaced.
+        let target = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let hint = "name another file with `-o`";
+        let refused = |what: &str| Failure::usage(format!("{} {what}", path.display()), hint);
+        if path.is_symlink() && !path.exists() {
+            return Err(refused("is a link to nothing"));
+        }
+        match std::fs::metadata(&target) {
+            Ok(found) if found.is_dir() => return Err(refused("is a folder")),
+            Ok(found) if found.is_file() => match Envelope::read(&target) {
+                Ok(earlier) if earlier.is_signed() && !signed => {
+                    return Err(refused("is a signed statement; this one would not be signed"));
+                }
+                Ok(_) => (),
+                Err(_) => return Err(refused("exists, and is not a statement")),
+            },
+            Ok(_) => return Ok(Self { path: target, file: None }),
+            Err(_) if is_inside(run, &path) => return Err(refused("is inside the run, which has no such file")),
+            Err(_) => (),
+        }
+        Ok(Self { file: Some(AtomicFile::create(&target)?), path })
+    }
+
+    /// An empty folder beside the statement, removed when it is dropped.
+    pub(crate) fn temporary(&self) -> Result<Temporary, Failure> {
+        let beside = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).map(Path::to_path_buf);
+        let place = match self.file {
+            Some(_) => beside.unwrap_or_else(|| PathBuf::from(".")),
+            None => std::env::temp_dir(),
+        };
+        let path = place.join(format!(".isobit-{}.partial", std::process::id()));
+        std::fs::create_dir(&path).map_err(|error| FileError::from_io("write", &path, error))?;
+        Ok(Temporary(path))
+    }
+
+    /// Writes the statement; returns where it is.
+    pub(crate) fn write(self, envelope: &Envelope) -> Result<PathBuf, Failure> {
+        let text = envelope.to_text();
+        match self.file {
+            Some(mut file) => {
+                file.write(text.as_bytes())?;
+                file.commit()?;
+            }
+            None => {
+                let write = std::fs::OpenOptions::new().write(true).open(&self.path);
+                let write = write.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+                write.map_err(|error| FileError::from_io("write", &self.path, error))?;
+            }
+        }
+        Ok(self.path)
+    }
+}
+
+/// Whether a new file would be one that the run does not have.
+fn is_inside(run: &Path, path: &Path) -> bool {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (Ok(run), Ok(parent)) = (run.canonicalize(), parent.canonicalize()) else { return false };
+    let is_statement = parent == run && path.file_name().is_some_and(|name| name == statement::NAME);
+    parent.starts_with(&run) && !is_statement
+}
+
+/// A folder that exists as long as this does.
+pub(crate) struct Temporary(PathBuf);
+
+impl Temporary {
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
