@@ -31,6 +31,7 @@ pub mod replay;
 pub mod row;
 pub mod run;
 pub mod schedule;
+pub mod sealed;
 pub mod signal;
 pub mod stages;
 mod starting_adapter;

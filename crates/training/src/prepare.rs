@@ -8,6 +8,7 @@ use crate::data::{self, DataConfig, DataError, Report, Variables};
 use crate::hub_cache;
 use crate::ranks::RankError;
 use crate::row::{self, Row};
+use crate::sealed;
 use crate::starting_adapter;
 use crate::step::{StepError, StepSettings};
 use crate::targets;
@@ -185,6 +186,7 @@ pub fn is_trained_in_4bit(folder: &Path) -> Result<bool, RunError> {
 
 /// A run has a folder of its own.
 fn check_output(run: &Run) -> Result<(), RunError> {
+    sealed::check_target(&run.output_dir)?;
     let Ok(output) = run.output_dir.canonicalize() else { return Ok(()) };
     let hint = "name a folder for this run alone: output_dir = \"out/run-a\"";
     if output.parent().is_none() {
@@ -192,6 +194,10 @@ fn check_output(run: &Run) -> Result<(), RunError> {
     }
     if run.base_model.canonicalize().is_ok_and(|base| base == output) {
         let what = format!("output_dir {} is the folder of the base model", run.output_dir.display());
+        return Err(RunError::Refused { what, hint });
+    }
+    if let Some(found) = sealed::holds_weights(&output) {
+        let what = format!("output_dir {} holds weights: there is a {found} in it", run.output_dir.display());
         return Err(RunError::Refused { what, hint });
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! `adapter.resume_from`: a run that starts from an adapter. What it starts from is part of what
 //! the run is; runs that start from nothing are what they were.
 
-use crate::model_folder::{Folder, Shape, config_json, weights};
+use crate::model_folder::{Folder, Shape, config_json, names, weights};
 
 /// The first update of a warm-up has a learning rate of zero, so a run of one ends with the adapter
 /// it began with; a longer one goes on from there.
@@ -58,6 +58,29 @@ fn an_adapter_that_the_config_does_not_describe_is_refused() {
     bytes[last] ^= 1;
     std::fs::write(&path, bytes).expect("written");
     refused(&[from], 8, &["adapter_model.safetensors"]);
+}
+
+/// The folder of an adapter is complete: a run that continues it has another one.
+#[test]
+fn a_run_does_not_begin_in_a_folder_of_weights() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("first", &["max_steps=1"]);
+    folder.run(&["export", "merge", "first", "--base", "model", "-o", "merged", "-q"]).says(0, &[]);
+    let from = ["max_steps=1", "adapter.resume_from=first/final"];
+    let weights = || ["first/final", "merged"].map(|name| names(&folder.path(name)));
+    let before = weights();
+    for (output, part) in [
+        ("first/final", "MANIFEST.json"),
+        ("first/final/sub", "would be written into"),
+        ("merged", "MANIFEST.json"),
+    ] {
+        folder.train(output, &from).says(2, &[part, "hint: "]);
+    }
+    std::fs::create_dir(folder.path("peft")).expect("a folder");
+    folder.put("peft/adapter_config.json", "{}");
+    folder.train("peft", &from).says(2, &["adapter_config.json"]);
+    assert_eq!(weights(), before);
+    folder.run(&["verify", "first"]).says(0, &[]);
 }
 
 /// As `generate` warns: the run goes on, since somebody may want that.
