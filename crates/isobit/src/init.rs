@@ -9,9 +9,11 @@ use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_models::Config;
 use isobit_proof::atomic::write_atomically;
+use isobit_proof::regular;
 use isobit_training::config::{self, KEYS, Section, Value};
 use isobit_training::data::{self, DataConfig, Report};
 use isobit_training::prepare::{RunError, model_config};
+use isobit_training::sealed;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -59,8 +61,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = &arguments.output;
     if !arguments.force && output.symlink_metadata().is_ok() {
         let message = format!("{} already exists", output.display());
-        return Err(Failure::usage(message, "add `--force` to overwrite it, or choose another name with `-o`"));
+        return Err(Failure::usage(message, "add `--force` to overwrite a config, or choose another name with `-o`"));
     }
+    check_replaced(output)?;
+    sealed::check_target(output)?;
     if let Some(folder) = output.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         let message = format!("cannot write {}: {} is not a folder", output.display(), folder.display());
         return Err(Failure {
@@ -72,10 +76,27 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (config, report) = looked_at(arguments)?;
     let split = fastest(arguments.memory, |split| written(arguments, &config, &report, split))?;
     let text = written(arguments, &config, &report, &split);
+    // Again: something may have appeared meanwhile.
+    check_replaced(output)?;
     write_atomically(output, text.as_bytes()).map_err(RunError::from)?;
     let name = output.display();
     tell(&format!("{}\n{}\nwrote {name}: `isobit train {name}` runs it", found(&report), split.why));
     Ok(())
+}
+
+/// BOUND: bytes of a config that is overwritten.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// Refuses to overwrite anything but a config: a regular file that names a base model, or an empty
+/// one.
+fn check_replaced(output: &Path) -> Result<(), Failure> {
+    let Ok(found) = output.symlink_metadata() else { return Ok(()) };
+    let names_base = |text: String| text.is_empty() || text.lines().any(|line| line.starts_with("base_model"));
+    if found.is_file() && regular::read_text(output, CONFIG_BYTES_MAX).is_ok_and(names_base) {
+        return Ok(());
+    }
+    let message = format!("{} is not a config and is not overwritten", output.display());
+    Err(Failure::usage(message, "move it away, or choose another name with `-o`"))
 }
 
 /// How an update is split and what is kept for the backward pass. It affects time and memory, never

@@ -93,11 +93,12 @@ fn other_data_and_other_names() {
 #[test]
 fn what_is_there_stays() {
     let folder = Folder::new(Shape::TINY);
-    folder.put("run.toml", "mine");
+    let mine = "# mine\nbase_model = \"other\"\n";
+    folder.put("run.toml", mine);
     folder.run(&["init", "model", "data.jsonl"]).says(2, &["run.toml already exists", "--force"]);
-    assert_eq!(folder.text("run.toml"), "mine");
+    assert_eq!(folder.text("run.toml"), mine);
     folder.run(&["init", "model", "data.jsonl", "--force"]).says(0, &[]);
-    assert_ne!(folder.text("run.toml"), "mine");
+    assert_ne!(folder.text("run.toml"), mine);
     for (model, data, code, part) in [
         ("nowhere", "data.jsonl", 2, "nowhere does not exist"),
         ("model", "nowhere.jsonl", 2, "nowhere.jsonl does not exist"),
@@ -107,6 +108,27 @@ fn what_is_there_stays() {
         assert!(!folder.has("new.toml"));
     }
     folder.run(&["init", "model", "data.jsonl", "-o", "no/such/run.toml"]).says(7, &["no/such/run.toml"]);
+}
+
+/// Its own inputs too, and what only leads to a config.
+#[test]
+fn only_a_config_is_overwritten() {
+    let folder = Folder::new(Shape::TINY);
+    let text = ["data.jsonl", "model/config.json"].map(|name| folder.text(name));
+    let forced = |output: &str| folder.run(&["init", "model", "data.jsonl", "--force", "-o", output]);
+    for output in ["data.jsonl", "model/config.json", "model", "/dev/full"] {
+        forced(output).says(2, &[output, "is not a config", "hint: "]);
+    }
+    assert_eq!(["data.jsonl", "model/config.json"].map(|name| folder.text(name)), text);
+    #[cfg(unix)]
+    {
+        let config = folder.text("config.toml");
+        std::os::unix::fs::symlink("config.toml", folder.path("link.toml")).expect("a link");
+        forced("link.toml").says(2, &["link.toml is not a config"]);
+        assert_eq!(folder.text("config.toml"), config);
+    }
+    folder.put("empty.toml", "");
+    forced("empty.toml").says(0, &["wrote empty.toml"]);
 }
 
 #[test]
