@@ -65,6 +65,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     check_replaced(output)?;
     sealed::check_target(output)?;
+    for named in [&arguments.model, &arguments.data] {
+        if named.to_str().is_none() {
+            let message = format!("the name {} is not UTF-8, and a config cannot hold it", named.display());
+            return Err(Failure::usage(message, "rename it, or make a link with another name"));
+        }
+    }
     if let Some(folder) = output.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         let message = format!("cannot write {}: {} is not a folder", output.display(), folder.display());
         return Err(Failure {

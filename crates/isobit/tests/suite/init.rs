@@ -131,6 +131,19 @@ fn only_a_config_is_overwritten() {
     forced("empty.toml").says(0, &["wrote empty.toml"]);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_name_that_a_config_cannot_hold_is_refused() {
+    use crate::model_folder::finished;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = Folder::new(Shape::TINY);
+    let name = std::ffi::OsStr::from_bytes(b"data\xff.jsonl");
+    std::fs::copy(folder.path("data.jsonl"), folder.path(".").join(name)).expect("copied");
+    let ran = finished(folder.command(&["init", "model"]).arg(name).output().expect("the program starts"));
+    ran.says(2, &["is not UTF-8", "hint: "]);
+    assert!(!folder.has("run.toml"));
+}
+
 #[test]
 fn files_for_shells_and_man() {
     let folder = Folder::new(Shape::TINY);
