@@ -3,6 +3,7 @@
 
 use crate::checkpoint::{self, Opened};
 use crate::engine::Engine;
+use crate::hub_cache;
 use crate::log::Log;
 use crate::model_folder::{self, ModelFolder, Shapes};
 use crate::prepare::{Prepared, RunError, base_digest};
@@ -36,8 +37,10 @@ impl<'a> Final<'a> {
 
 /// The config of a trained adapter; `base` is the folder whose name it gives.
 pub(crate) fn adapter_config(settings: &Settings, prepared: &Prepared, base: &Path) -> Option<serde_json::Value> {
-    // The last component alone: nothing absolute is stored.
-    let name = base.file_name().map_or("base".to_string(), |name| name.to_string_lossy().into_owned());
+    // The hub's name of a cached model, otherwise the last component of a path: nothing absolute is
+    // stored.
+    let last = || base.file_name().map_or("base".to_string(), |name| name.to_string_lossy().into_owned());
+    let name = hub_cache::hub_name(base).unwrap_or_else(last);
     match &settings.trained {
         Trained::Lora(lora) => Some(peft::config_json(&lora.written(&prepared.model), &name)),
         _ => None,

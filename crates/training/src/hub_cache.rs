@@ -36,6 +36,14 @@ pub fn resolved(path: &Path) -> Result<PathBuf, RunError> {
     }
 }
 
+/// The name on the hub of the model that a folder `models--ORG--NAME/snapshots/REVISION` holds.
+pub fn hub_name(folder: &Path) -> Option<String> {
+    let snapshots = folder.parent()?;
+    let model = snapshots.parent().filter(|_| snapshots.ends_with("snapshots"))?;
+    let name = model.file_name()?.to_str()?.strip_prefix("models--")?;
+    Some(name.replacen("--", "/", 1))
+}
+
 /// Whether a revision's name is one part of a path.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
@@ -71,6 +79,11 @@ mod tests {
         assert_eq!(of(&path), Ok(path.join("snapshots/aaa")), "the only one");
         put("snapshots/bbb/config.json", "{}");
         assert!(of(&path).is_err_and(|error| error.contains("2 revisions")));
+        assert_eq!(hub_name(&path.join("snapshots/bbb")).as_deref(), Some("org/name"));
+        assert_eq!(hub_name(Path::new("models--gpt2/snapshots/aaa")).as_deref(), Some("gpt2"));
+        for other in ["models--org--name/aaa", "org--name/snapshots/aaa", "snapshots/aaa", "aaa", ""] {
+            assert_eq!(hub_name(Path::new(other)), None, "{other}");
+        }
         put("refs/main", "bbb\n");
         assert_eq!(of(&path), Ok(path.join("snapshots/bbb")));
         // Nothing outside of the cache is reached, and a missing one is not invented.

@@ -43,32 +43,33 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// The adapter folder that `source` stands for, and its base: the one given, that of the run whose
-/// adapter it is, or the folder that the adapter's config names.
+/// The adapter folder that `source` stands for, and its base: the one given, the one that the
+/// adapter's run was started with, or the folder that the adapter's config names.
 fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, PathBuf), Failure> {
     model::refuse_hub_name(source)?;
     let adapter = adapter::located(source)?;
     if let Some(base) = base {
         return Ok((adapter, base.to_path_buf()));
     }
-    let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX);
-    let text = text.map_err(RunError::from)?;
-    let named = peft::base_name(&text).map(PathBuf::from);
-    if let Some(base) = base_of_run(&adapter, named.as_deref()) {
-        return Ok((adapter, base));
+    let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX).map_err(RunError::from)?;
+    let of_run = base_of_run(&adapter);
+    let named = [of_run, peft::base_name(&text).map(PathBuf::from)];
+    if let Some(base) = named.iter().flatten().find(|base| base.is_dir()) {
+        return Ok((adapter, base.clone()));
     }
-    match named {
-        Some(base) if base.is_dir() => Ok((adapter, base)),
-        Some(base) => {
-            let message =
-                format!("{} names the base {}, which is not a folder here", adapter.display(), base.display());
-            Err(Failure::usage(message, "give the base model's folder with `--base FOLDER`"))
-        }
-        None => {
-            let message = format!("{} does not say which base it belongs to", adapter.display());
-            Err(Failure::usage(message, "give the base model's folder with `--base FOLDER`"))
-        }
-    }
+    let message = match named.into_iter().flatten().next_back() {
+        Some(base) => format!("{} names the base {}, which is not a folder here", adapter.display(), base.display()),
+        None => format!("{} does not say which base it belongs to", adapter.display()),
+    };
+    Err(Failure::usage(message, "give the base model's folder with `--base FOLDER`"))
+}
+
+/// `base_model` of the run that the folder of an adapter lies in, relative to where the run was
+/// started.
+fn base_of_run(adapter: &Path) -> Option<PathBuf> {
+    // `.` has no name for its parent.
+    let whole = adapter.canonicalize().ok()?;
+    Some(config::read(&whole.parent()?.join(RESOLVED), &[]).ok()?.run.base_model)
 }
 
 /// The base of the run that an adapter lies in, if it is there under the name that the adapter

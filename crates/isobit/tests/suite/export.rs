@@ -176,23 +176,29 @@ fn a_run_is_merged_into_its_base() {
     assert!(folder.text("narrow/config.json").contains("\"torch_dtype\": \"bfloat16\""));
 }
 
-/// An adapter names its base without the folders above it; the run that it lies in knows them.
+/// `adapter_config.json` has a name without its folder; the run knows the folder.
 #[test]
-fn the_base_of_a_run_is_found_where_the_run_found_it() {
+fn the_base_of_a_run_is_where_it_was() {
     let folder = Folder::new(Shape::TINY);
-    std::fs::create_dir(folder.path("models")).expect("a folder");
-    std::fs::rename(folder.path("model"), folder.path("models/tiny")).expect("moved");
-    // Another folder of that name.
-    std::fs::create_dir(folder.path("tiny")).expect("a folder");
-    folder.trained("run", &["max_steps=1", "save_steps=1", "base_model=models/tiny"]);
-    for (source, output) in [("run", "a"), ("run/final", "b"), ("run/checkpoint-1", "c")] {
-        let ran = folder.run(&["export", "merge", source, "-o", output, "--quiet"]);
-        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{source}");
+    let cached = "hub/models--some--model/snapshots/abc";
+    for base in ["models/small", cached] {
+        std::fs::create_dir_all(folder.path(base)).expect("folders");
+        for name in names(&folder.path("model")) {
+            std::fs::copy(folder.path("model").join(&name), folder.path(base).join(&name)).expect("copied");
+        }
     }
-    assert_eq!(folder.run(&["export", "gguf", "run", "--merge", "-o", "a.gguf"]).code, 0);
-    std::fs::rename(folder.path("models"), folder.path("elsewhere")).expect("moved");
-    std::fs::remove_dir(folder.path("tiny")).expect("removed");
-    folder.run(&["export", "merge", "run", "-o", "d"]).says(2, &["names the base tiny", "--base"]);
+    folder.trained("run", &["base_model=models/small", "max_steps=1"]);
+    folder.trained("of-hub", &["base_model=hub/models--some--model", "max_steps=1"]);
+    for (run, name) in [("run", "small"), ("of-hub", "some/model")] {
+        let text = folder.text(&format!("{run}/final/adapter_config.json"));
+        assert!(text.contains(&format!("\"base_model_name_or_path\": \"{name}\"")), "{text}");
+        for (source, output) in [(run.to_string(), "a"), (format!("{run}/final"), "b")] {
+            folder.run(&["export", "merge", &source, "-o", &format!("{run}-{output}"), "-q"]).says(0, &[]);
+            folder.run(&["export", "gguf", &source, "-o", &format!("{run}-{output}.gguf")]).says(0, &[]);
+        }
+    }
+    std::fs::rename(folder.path("models"), folder.path("moved")).expect("renamed");
+    folder.run(&["export", "merge", "run", "-o", "c"]).says(2, &["the base small, which is not a folder here"]);
 }
 
 /// An adapter folder with these tensors and targets.
