@@ -146,6 +146,11 @@ impl<'a> ModelFolder<'a> {
         Ok(Self { base, weights, edits, tensors, shard_bytes: SHARD_BYTES })
     }
 
+    /// The format that a tensor is written in.
+    pub fn dtype_of(&self, name: &str) -> Option<Dtype> {
+        self.tensors.iter().find(|planned| planned.name == name).map(|planned| planned.dtype)
+    }
+
     /// The same with smaller files.
     #[must_use]
     pub fn with_shards_of(self, shard_bytes: usize) -> Self {

@@ -8,7 +8,7 @@ use crate::units::size;
 use isobit_kernels::Backend;
 use isobit_models::{Merged, Trained};
 use isobit_training::config::SaveDtype;
-use isobit_training::export;
+use isobit_training::export::{self, Written};
 use isobit_training::prepare::RunError;
 use std::io::Write;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ struct Merging<'a> {
 }
 
 impl Job for Merging<'_> {
-    type Result = Result<Vec<String>, RunError>;
+    type Result = Result<Written, RunError>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let Self { arguments, opened } = self;
@@ -78,24 +78,46 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (adapter, base) = adapter_and_base(&arguments.adapter, arguments.base.as_deref())?;
     let (model, opened) = open(base, Some(adapter), arguments.onto)?;
     let chosen = Chosen::parse("cpu", arguments.threads)?;
-    let files = on_device(&chosen, true, Merging { arguments, opened: &opened })?;
-    let files = files.map_err(|error| {
+    let written = on_device(&chosen, true, Merging { arguments, opened: &opened })?;
+    let written = written.map_err(|error| {
         failed(&model, &error, opened.adapter.as_deref(), "choose a format with a larger range: `--dtype f32`")
     })?;
-    print(arguments, &opened, &files).map_err(|error| Failure::output(&error))
+    if written.kept < KEPT_MIN {
+        tell(&format!(
+            "warning: rounding leaves {} of what the adapter adds: evaluate the result, or write it with `--dtype f32`",
+            percent(written.kept)
+        ));
+    }
+    print(arguments, &opened, &written).map_err(|error| Failure::output(&error))
 }
 
-fn print(arguments: &Arguments, opened: &crate::model::Opened, files: &[String]) -> std::io::Result<()> {
+/// With less than this share of what the adapter adds, the result is another model than the one
+/// that was evaluated.
+const KEPT_MIN: f64 = 0.9;
+
+fn percent(share: f64) -> String {
+    #[expect(clippy::float_arithmetic, reason = "a figure for people")]
+    let percent = share * 100.0;
+    format!("{percent:.1} %")
+}
+
+fn print(arguments: &Arguments, opened: &crate::model::Opened, written: &Written) -> std::io::Result<()> {
+    let (files, kept) = (&written.names, written.kept);
     let mut out = std::io::stdout().lock();
     let bytes: u64 = files.iter().filter_map(|name| Some(arguments.output.join(name).metadata().ok()?.len())).sum();
     let base = opened.folder.display().to_string();
     if arguments.json {
         let value = serde_json::json!({"schema": "isobit.export/1", "kind": "merge", "base": base,
             "adapter": opened.adapter.as_ref().map(|path| path.display().to_string()),
-            "output": arguments.output.display().to_string(), "files": files, "bytes": bytes});
+            "output": arguments.output.display().to_string(), "files": files, "bytes": bytes,
+            "kept": kept});
         writeln!(out, "{value}")?;
     } else {
-        writeln!(out, "{}: {} files, {}", arguments.output.display(), files.len(), size(bytes))?;
+        let lost = match kept {
+            1.0 => String::new(),
+            share => format!("; rounding leaves {} of what the adapter adds", percent(share)),
+        };
+        writeln!(out, "{}: {} files, {}{lost}", arguments.output.display(), files.len(), size(bytes))?;
         if !arguments.quiet {
             tell(&format!("next: isobit chat --model {}", crate::ending::quoted(&arguments.output)));
         }

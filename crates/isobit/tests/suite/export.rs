@@ -165,7 +165,7 @@ fn a_run_is_merged_into_its_base() {
     assert!((apart - together).abs() < apart * 256.0 / 16_777_216.0, "{apart} {together}");
     assert!((apart - base).abs() > 0.01, "{apart} {base}");
     // Rounded by choice, once.
-    let ran = folder.run(&["export", "merge", "run", "-o", "narrow", "--dtype", "bf16", "--quiet"]);
+    let ran = folder.run(&["export", "merge", "run", "-o", "narrow", "--dtype", "bf16", "--json"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     let (wide, narrow) =
         (tensors(&folder.path("m1/model.safetensors")), tensors(&folder.path("narrow/model.safetensors")));
@@ -174,6 +174,55 @@ fn a_run_is_merged_into_its_base() {
         assert_eq!((*dtype, bits(values)), (Dtype::Bf16, bits(&rounded)), "{name}");
     }
     assert!(folder.text("narrow/config.json").contains("\"torch_dtype\": \"bfloat16\""));
+    let stored = tensors(&folder.path("model/model.safetensors"));
+    let share = ran.json()[0]["kept"].as_f64().expect("a share");
+    let wanted = kept(&stored, &wide, &narrow);
+    // Sums of a few thousand products in float64, in another order.
+    assert!((share - wanted).abs() <= 1e-9, "{share} {wanted}");
+    assert_eq!(ran.err.contains("warning: rounding leaves"), share < 0.9, "{share}: {}", ran.err);
+    let ran = folder.run(&["export", "merge", "run", "-o", "wide", "--dtype", "f32"]);
+    assert!(ran.code == 0 && !format!("{}{}", ran.out, ran.err).contains("rounding"), "{}{}", ran.out, ran.err);
+}
+
+/// The share of what was added that rounding leaves, over the tensors that changed.
+#[expect(clippy::float_arithmetic, reason = "the figure by its definition")]
+fn kept(stored: &Tensors, wide: &Tensors, narrow: &Tensors) -> f64 {
+    let (mut rounded, mut exact) = (0.0, 0.0);
+    for (name, (_, _, values)) in wide.iter().filter(|(name, (_, _, values))| bits(values) != bits(&stored[*name].2)) {
+        let wide = |at: usize| f64::from(values[at]) - f64::from(stored[name].2[at]);
+        let narrow = |at: usize| f64::from(narrow[name].2[at]) - f64::from(stored[name].2[at]);
+        rounded += (0..values.len()).map(|at| narrow(at) * wide(at)).sum::<f64>();
+        exact += (0..values.len()).map(|at| wide(at) * wide(at)).sum::<f64>();
+    }
+    rounded / exact
+}
+
+/// A weight that bfloat16 holds, and a change below half a step of it: nothing is left.
+#[expect(clippy::float_arithmetic, reason = "numbers for a test")]
+#[test]
+fn what_rounding_leaves_of_an_adapter_is_told() {
+    let folder = Folder::new(Shape::TINY);
+    let Shape { hidden, .. } = folder.shape;
+    let mut base = weights(folder.shape, 1);
+    for (_, _, values) in &mut base {
+        values.iter_mut().for_each(|value| *value = bf16_to_f32(f32_to_bf16(*value + value.signum())));
+    }
+    folder.put_model("model", &config_json(folder.shape), &base);
+    let path = "base_model.model.model.layers.0.self_attn.q_proj";
+    let of = |b: f32| -> Vec<Named> {
+        let a = (format!("{path}.lora_A.weight"), vec![2, hidden], vec![1.0; 2 * hidden]);
+        vec![a, (format!("{path}.lora_B.weight"), vec![hidden, 2], vec![b; 2 * hidden])]
+    };
+    put_adapter(&folder, "small", &["layers.0.self_attn.q_proj"], &of(1e-6));
+    put_adapter(&folder, "large", &["layers.0.self_attn.q_proj"], &of(8.0));
+    let run = |adapter: &str| {
+        folder.run(&["export", "merge", adapter, "--base", "model", "-o", &format!("of-{adapter}"), "--dtype", "bf16"])
+    };
+    let small = run("small");
+    small.says(0, &["warning: rounding leaves 0.0 % of what the adapter adds", "--dtype f32"]);
+    assert!(small.out.contains("rounding leaves 0.0 %"), "{}", small.out);
+    let large = run("large");
+    assert!(large.code == 0 && !large.err.contains("warning"), "{}", large.err);
 }
 
 /// `adapter_config.json` has a name without its folder; the run knows the folder.

@@ -1,6 +1,7 @@
 //! `W + alpha·B A` for one matrix, a panel of rows at a time (`docs/numerics.md`, "Merge"): the op
 //! that expands a low-rank product, with rows of the matrix as tokens.
 
+use super::PutBoth;
 use crate::source::StoredTensor;
 use isobit_kernels::op::{FactorLayout, LowRank, LowRankExpand};
 use isobit_kernels::{Backend, DeviceFailure};
@@ -105,13 +106,13 @@ impl Factors {
 }
 
 impl FactorsAt<'_> {
-    /// Adds the product to a matrix and passes it on.
+    /// Adds the product to a matrix and passes it on, with the matrix as it was.
     pub(crate) fn add<B: Backend, E: From<DeviceFailure>>(
         &self,
         backend: &B,
         orientation: Orientation,
         matrix: &StoredTensor<'_>,
-        put: &mut dyn FnMut(&[f32]) -> Result<(), E>,
+        put: PutBoth<'_, E>,
     ) -> Result<(), E> {
         let &Factors { rank, inputs, scale, .. } = self.of;
         let rows_of = |width: usize| matrix.length() / width.max(1);
@@ -134,11 +135,12 @@ impl FactorsAt<'_> {
                 Orientation::Rows => self.b[begin * rank..(begin + count) * rank].to_vec(),
                 Orientation::Columns => columns(self.a, inputs, begin..begin + count),
             };
-            let mut y = backend.upload(&part.to_f32());
+            let before = part.to_f32();
+            let mut y = backend.upload(&before);
             let segments = [0, count];
             let p = LowRank { segments: &segments, rank, width, layout, alpha: scale };
             backend.run(LowRankExpand { y: &mut y, u: &backend.upload(&u), factor: &factor, p });
-            put(&backend.download(&y)?)?;
+            put(&backend.download(&y)?, Some(&before))?;
             begin += count;
         }
         Ok(())

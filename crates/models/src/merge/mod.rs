@@ -76,6 +76,9 @@ pub enum MergedKind {
 /// Receives consecutive values of a tensor.
 pub type Put<'p, E> = &'p mut dyn FnMut(&[f32]) -> Result<(), E>;
 
+/// The same with the base's values, where an adapter is added to them.
+pub type PutBoth<'p, E> = &'p mut dyn FnMut(&[f32], Option<&[f32]>) -> Result<(), E>;
+
 impl<'a> Merged<'a> {
     /// Settles which tensors the adapter changes. An error if it does not match the model.
     pub fn new(
@@ -192,6 +195,14 @@ impl<'a> Merged<'a> {
     where
         E: From<ModelError> + From<DeviceFailure>,
     {
+        self.values_and_base(backend, name, &mut |values, _| put(values))
+    }
+
+    /// The same beside the base's values.
+    pub fn values_and_base<B: Backend, E>(&self, backend: &B, name: &str, put: PutBoth<'_, E>) -> Result<(), E>
+    where
+        E: From<ModelError> + From<DeviceFailure>,
+    {
         let here = self.weights.names().here(name).unwrap_or(Cow::Borrowed(name));
         let change = self.changes.get(&*here);
         let base = match change {
@@ -209,7 +220,7 @@ impl<'a> Merged<'a> {
                     at.add(backend, change.orientation, &part, put)?;
                 }
             }
-            _ => delta::unchanged(&base, put)?,
+            _ => delta::unchanged(&base, &mut |values| put(values, None))?,
         }
         drop(base);
         self.release(&here);
@@ -253,6 +264,7 @@ impl<'a> Merged<'a> {
         match change.and_then(|change| change.delta) {
             Some(delta) => {
                 let first_row = if projection == Projection::Up { shape.width } else { 0 };
+                let put = &mut |values: &[f32], _: Option<&[f32]>| put(values);
                 self.factors(delta)?.at(expert, first_row).add(backend, Orientation::Rows, &matrix, put)?;
             }
             None => delta::unchanged(&matrix, put)?,

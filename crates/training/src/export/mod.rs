@@ -5,6 +5,8 @@
 //! through a panel of rows at a time. What is written appears under its name whole, or not at all,
 //! and never in place of something else.
 
+#![expect(clippy::float_arithmetic, reason = "how much is lost by rounding, for people")]
+
 pub mod gguf;
 
 use crate::checkpoint;
@@ -13,7 +15,9 @@ use crate::model_folder::ModelFolder;
 use crate::prepare::RunError;
 use isobit_kernels::Backend;
 use isobit_models::{Merged, Weights};
+use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use isobit_proof::atomic::sync_folder;
+use isobit_proof::safetensors::Dtype;
 use isobit_proof::{FileError, Manifest, disk};
 use std::path::{Path, PathBuf};
 
@@ -21,14 +25,24 @@ use std::path::{Path, PathBuf};
 pub struct Unpublished {
     partial: Partial,
     target: PathBuf,
-    names: Vec<String>,
+    written: Written,
+}
+
+/// What was written.
+#[derive(Debug)]
+pub struct Written {
+    /// Of the files.
+    pub names: Vec<String>,
+    /// The share of what the adapter adds that is left after rounding to the format of the result:
+    /// `⟨rounded(W + Δ) − W, Δ⟩ / ⟨Δ, Δ⟩` over all tensors with an adapter; 1 without rounding.
+    pub kept: f64,
 }
 
 impl Unpublished {
-    /// Makes the folder appear under its name and returns the names of its files.
-    pub fn publish(self) -> Result<Vec<String>, RunError> {
+    /// Makes the folder appear under its name.
+    pub fn publish(self) -> Result<Written, RunError> {
         self.partial.publish(&self.target)?;
-        Ok(self.names)
+        Ok(self.written)
     }
 }
 
@@ -44,14 +58,49 @@ pub fn merge<B: Backend>(
 ) -> Result<Unpublished, RunError> {
     let folder = ModelFolder::merged(base, weights, merged, dtype)?;
     let partial = Partial::create(target)?;
+    let mut kept = Kept::default();
     let names = folder.write_values(&partial.path, &mut |name, _, put| {
-        merged.values(backend, name, &mut |values| {
+        let rounded = rounding_to(folder.dtype_of(name));
+        merged.values_and_base(backend, name, &mut |values, base| {
             finite(name, values)?;
+            if let Some(base) = base {
+                kept.add(base, values, rounded);
+            }
             put(values)
         })
     })?;
     Manifest::of(&partial.path, names.iter().map(String::as_str))?.write(&partial.path)?;
-    Ok(Unpublished { partial, target: target.to_path_buf(), names })
+    Ok(Unpublished { partial, target: target.to_path_buf(), written: Written { names, kept: kept.share() } })
+}
+
+/// How much of what an adapter adds is left by rounding.
+#[derive(Default)]
+struct Kept {
+    /// Sums of `(rounded(W + Δ) − W)·Δ` and of `Δ·Δ`.
+    rounded: f64,
+    exact: f64,
+}
+
+impl Kept {
+    fn add(&mut self, base: &[f32], values: &[f32], rounded: fn(f32) -> f32) {
+        for (base, value) in base.iter().zip(values) {
+            let added = f64::from(*value) - f64::from(*base);
+            self.rounded += (f64::from(rounded(*value)) - f64::from(*base)) * added;
+            self.exact += added * added;
+        }
+    }
+
+    fn share(&self) -> f64 {
+        if self.exact > 0.0 { self.rounded / self.exact } else { 1.0 }
+    }
+}
+
+fn rounding_to(dtype: Option<Dtype>) -> fn(f32) -> f32 {
+    match dtype {
+        Some(Dtype::Bf16) => |value| bf16_to_f32(f32_to_bf16(value)),
+        Some(Dtype::F16) => |value| f16_to_f32(f32_to_f16(value)),
+        _ => |value| value,
+    }
 }
 
 /// Checks that a merged tensor holds numbers.
