@@ -239,6 +239,7 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
             if given.memories.is_empty() {
                 let needed = (plan.bytes_on_host() + plan.bytes_ranks) as u64 + overhead;
                 let mapped = overhead::of_weight_files(run);
+                let mapped = mapped.saturating_add(overhead::of_samples(run, &plan, mapped));
                 available = free_beside(overhead::of_address_space(run, mapped, threads, needed), ranks.here);
             }
             (plan, None, overhead)

@@ -3,7 +3,7 @@
 //! (docs/memory.md).
 
 use isobit_kernels::gpu::Api;
-use isobit_training::config::Run;
+use isobit_training::config::{Adapter, Run};
 use isobit_training::data::READER_STACK_BYTES;
 use isobit_training::plan::{Item, MemoryPlan};
 use std::path::Path;
@@ -24,8 +24,9 @@ const PER_PARQUET_BYTE: u64 = 4;
 
 /// Address space of a computing thread: its stack, and what the system maps with it.
 const STACK: u64 = 3 << 20;
-/// Beside the stacks of the threads that read data: records and rows.
-const READING: u64 = 8 << 20;
+/// Beside the stacks of the threads that read data: records and rows, and what the system maps when
+/// it starts a thread (of a process of 293 MiB, 22 MiB were missing).
+const READING: u64 = 34 << 20;
 
 /// A CUDA context with the modules of a run, and tables that a plan does not count.
 const CUDA_CONTEXT: u64 = 552 << 20;
@@ -56,6 +57,20 @@ pub(crate) fn of_address_space(run: &Run, mapped: u64, threads: usize, needed: u
     let computing = (threads as u64).saturating_mul(STACK).saturating_add(mapped);
     let reading = u64::from(run.data_workers).saturating_mul(READER_STACK_BYTES as u64).saturating_add(READING);
     computing.max(reading.saturating_sub(needed))
+}
+
+/// Address space that the samples at the end of a run take beyond its peak: they map the weights a
+/// second time, when the buffers of training are gone.
+pub(crate) fn of_samples(run: &Run, plan: &MemoryPlan, mapped: u64) -> u64 {
+    if run.generate_prompts.is_empty() {
+        return 0;
+    }
+    let again = match run.adapter {
+        Adapter::Lora(_) => mapped,
+        Adapter::Full | Adapter::LastBlocks(_) => mapped.max((plan.trained_count * size_of::<f32>()) as u64),
+    };
+    let gone = plan.bytes_on_host().saturating_sub(plan.bytes_generate + plan.host_bytes_generate);
+    again.saturating_sub(gone as u64)
 }
 
 /// Bytes of the weight files, which a run maps.

@@ -13,7 +13,7 @@ use isobit_doctor::{NamedCard, named_card, named_cards};
 use isobit_models::Part;
 use isobit_training::config::{self, Run};
 use isobit_training::plan::{Item, MemoryPlan};
-use isobit_training::prepare::{RunError, model_config};
+use isobit_training::prepare::{RunError, check_start, model_config};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -224,9 +224,11 @@ fn tell_disk(disk: &DiskFit) {
     disk.warning().iter().for_each(|warning| tell(&format!("warning: {warning}")));
 }
 
-/// Warns about model tensors that a run would not use.
+/// Warns about model tensors that a run would not use, and refuses a starting adapter that `train`
+/// would refuse.
 fn tell_unused(run: &Run) -> Result<(), Failure> {
     let model = model_config(&run.base_model)?;
+    check_start(run, &model)?;
     match weights(run, &model)? {
         Some(weights) => weights.unused_note().iter().for_each(|note| tell(&format!("warning: {note}"))),
         None => tell(&format!(

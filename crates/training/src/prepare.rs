@@ -203,6 +203,11 @@ fn check_output(run: &Run) -> Result<(), RunError> {
     Ok(())
 }
 
+/// Checks that the adapter that a run starts from is there, and is the one that the config describes.
+pub fn check_start(run: &Run, model: &Config) -> Result<(), RunError> {
+    starting_adapter::find(run, model).map(|_| ())
+}
+
 /// Checks that the longest rows the config allows fit the positions of the model.
 pub fn check_positions(run: &Run, model: &Config) -> Result<(), RunError> {
     let (longest, positions) = (run.training.max_seq_length as usize, model.max_positions);

@@ -46,6 +46,9 @@ fn an_adapter_that_the_config_does_not_describe_is_refused() {
     let refused = |more: &[&str], code: i32, parts: &[&str]| {
         folder.train("out", &[&["max_steps=1"], more].concat()).says(code, parts);
         assert!(!folder.has("out"), "{more:?}");
+        // The plan has the same answer.
+        let sets: Vec<&str> = more.iter().flat_map(|set| ["--set", set]).collect();
+        folder.run(&[&["plan", "config.toml"], &sets[..]].concat()).says(code, parts);
     };
     refused(&[from, "lora_r=2"], 2, &["q_proj", "rank 4 and scale 2", "rank 2 and scale 4", "lora_r = 4"]);
     refused(&[from, "lora_alpha=16"], 2, &["lora_alpha = 8"]);
