@@ -282,7 +282,7 @@ pub(crate) struct Planned {
     pub(crate) kind: PlannedDevice,
     pub(crate) name: String,
     pub(crate) available: Option<Available>,
-    /// The memory of a card that is here, if `--memory` limits the buffers in it.
+    /// The memory of a card that is here or named, if `--memory` limits the buffers in it.
     pub(crate) own: Option<Available>,
     /// Whether it is in this machine.
     pub(crate) is_here: bool,
@@ -358,12 +358,13 @@ fn named(card: &NamedCard, selector: Selector, said: Option<Available>, number: 
     // Two cards of a list have a memory each.
     let name = number.map_or(card.name.clone(), |number| format!("{} {number}", card.name));
     let whole = || Available { bytes: card.memory, of: card.title.clone(), of_buffers: false };
+    let own = said.is_some().then(whole);
     let available = said.unwrap_or_else(whole);
     Planned {
         kind: PlannedDevice::Gpu { selector, architectures: vec![card.compute] },
         name,
         available: Some(available),
-        own: None,
+        own,
         is_here: false,
         is_estimate: !card.measured,
     }

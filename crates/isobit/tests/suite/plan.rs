@@ -255,6 +255,19 @@ fn the_host_must_hold_a_checkpoint() {
     }
 }
 
+/// A card by name has its own memory, whatever `--memory` says, alone and in a list.
+#[test]
+fn a_named_card_has_no_more_than_its_memory() {
+    let folder = Folder::new(Shape::TINY);
+    // 10 billion numbers at 2 bytes.
+    put_large(&folder, 8192, 10);
+    for (device, part) in [("mi50", "15.98 GiB is available (AMD Instinct MI50"), ("mi50,mi50-32", "mi50 1 needs")] {
+        let given = ["--set", "base_model=large", "--set", "device_map=[9,1]", "--device", device, "--memory", "100GiB"];
+        let given = if device == "mi50" { [&given[..2], &given[4..]].concat() } else { given.to_vec() };
+        folder.run(&[&["plan", "config.toml"], &given[..]].concat()).says(4, &[part]);
+    }
+}
+
 /// `--memory` is no promise that a card here has so much; plan and train agree on that.
 #[test]
 fn a_card_that_is_here_has_its_own_memory() {
