@@ -3,13 +3,18 @@
 
 use crate::units::size;
 use isobit_autograd::{Offload, Policy};
-use isobit_training::config::{Adapter, Device, Run};
+use isobit_training::config::{self, Adapter, Device, Run};
 use std::io::Write;
 
 /// What a run needs, as its plan says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Need {
+    /// On the device; of several devices, on the one that needs most.
     pub(crate) bytes: u64,
+    /// On the host, beside cards.
+    pub(crate) host: Option<u64>,
+    /// Whether there are several devices.
+    pub(crate) is_list: bool,
     /// None if the memory of the device is unknown.
     pub(crate) fits: Option<bool>,
     /// Multiply-adds of one row of maximum length; zero if they were not counted.
@@ -20,13 +25,15 @@ pub(crate) struct Need {
 pub(crate) struct Advice {
     /// `--set` options of the command line.
     sets: String,
-    bytes: u64,
+    need: Need,
     /// Whether the weights stay the same, bit for bit.
     same_bits: bool,
     /// Whether rows are cut.
     cuts_rows: bool,
     /// What else is to be said.
     effect: String,
+    /// Whether it cuts rows: what follows cuts them shorter.
+    cuts_rows: bool,
 }
 
 /// BOUND: suggestions of a plan; each is a plan of its own.
@@ -41,11 +48,26 @@ struct Change {
     same_bits: bool,
     cuts_rows: bool,
     effect: &'static str,
+    cuts_rows: bool,
 }
 
 impl Change {
     fn of(run: &Run) -> Self {
-        Self { sets: Vec::new(), run: run.clone(), same_bits: true, cuts_rows: false, effect: "" }
+        Self { sets: Vec::new(), run: run.clone(), same_bits: true, effect: "", cuts_rows: false }
+    }
+
+    fn in_4bit(mut self) -> Self {
+        self.run.load_in_4bit = Some(true);
+        self.sets.push("load_in_4bit=true".to_string());
+        self.same_bits = false;
+        self
+    }
+
+    /// An adapter of the usual kind instead of the weights themselves.
+    fn adapter(run: &Run) -> Option<Self> {
+        let set = "adapter.type=lora".to_string();
+        let run = config::parse("the config", &run.to_toml(), std::slice::from_ref(&set)).ok()?.run;
+        Some(Self { sets: vec![set], same_bits: false, ..Self::of(&run) })
     }
 
     /// Both keys: the rows of an update stay the same, and with them the weights.
@@ -88,13 +110,6 @@ impl Change {
         self
     }
 
-    fn in_4bit(mut self) -> Self {
-        self.run.load_in_4bit = Some(true);
-        self.sets.push("load_in_4bit=true".to_string());
-        self.same_bits = false;
-        self
-    }
-
     fn without_samples(mut self) -> Self {
         self.run.generate_prompts.clear();
         self.sets.push("generate_prompts=[]".to_string());
@@ -118,8 +133,7 @@ impl Change {
                 effect = format!("{more} % more arithmetic");
             }
         }
-        let Self { same_bits, cuts_rows, .. } = self;
-        Advice { sets: sets.join(" "), bytes: then.bytes, same_bits, cuts_rows, effect }
+        Advice { sets: sets.join(" "), need: then, same_bits: self.same_bits, effect, cuts_rows: self.cuts_rows }
     }
 }
 
@@ -159,11 +173,11 @@ pub(crate) fn shown(all: impl Iterator<Item = Advice>) -> Vec<Advice> {
 }
 
 /// One thing to try with a run that does not fit: the first of its suggestions.
-pub(crate) fn hint(run: &Run, first: Option<&Advice>) -> String {
+pub(crate) fn hint(first: Option<&Advice>) -> String {
     match first {
         Some(Advice { sets, same_bits: true, .. }) => format!("`{sets}` fits and gives the same weights"),
         Some(Advice { sets, effect, .. }) => format!("`{sets}` fits; {effect}"),
-        None => no_setting(run),
+        None => NO_SETTING.to_string(),
     }
 }
 
@@ -232,11 +246,18 @@ fn smaller(run: &Run) -> Vec<Change> {
             changes.push(full(one(Change::of(run))).offload(offload).because(effect));
         }
     }
-    // Where the base cannot be quantised there is no such plan.
-    if matches!(run.adapter, Adapter::Lora(_)) && run.load_in_4bit != Some(true) {
-        let effect = "other weights: the base is quantised to 4 bits";
-        changes.push(Change::of(run).in_4bit().because(effect));
-        changes.push(full(one(Change::of(run))).in_4bit().because(effect));
+    match &run.adapter {
+        Adapter::Lora(_) if run.load_in_4bit != Some(true) => {
+            let effect = "other weights: the base is quantised to 4 bits";
+            changes.push(Change::of(run).in_4bit().because(effect));
+            changes.push(full(one(Change::of(run))).in_4bit().because(effect));
+        }
+        Adapter::Lora(_) => {}
+        Adapter::Full | Adapter::LastBlocks(_) => {
+            let effect = "other weights: an adapter is trained";
+            changes.extend(Change::adapter(run).map(|change| change.because(effect)));
+            changes.extend(Change::adapter(run).map(|change| full(one(change)).because(effect)));
+        }
     }
     let mut tokens = run.training.max_seq_length;
     while tokens / 2 >= LENGTH_MIN {
@@ -255,33 +276,28 @@ fn smaller(run: &Run) -> Vec<Change> {
 }
 
 /// What to do where no setting helps.
-fn no_setting(run: &Run) -> String {
-    let last_resort = match &run.adapter {
-        Adapter::Lora(_) => "take a smaller base model",
-        Adapter::Full | Adapter::LastBlocks(_) => "train an adapter (`type = \"lora\"` under [adapter])",
-    };
-    format!("no setting makes it fit: {last_resort}")
-}
+const NO_SETTING: &str = "no setting makes it fit: take a smaller base model, or a device with more memory";
 
 /// The suggestions for a run, to be printed.
 pub(crate) struct Shown<'a> {
     pub(crate) all: &'a [Advice],
-    pub(crate) run: &'a Run,
 }
 
 impl Shown<'_> {
     pub(crate) fn print(&self, out: &mut impl Write, fits: Option<bool>) -> std::io::Result<()> {
         match fits {
             Some(false) if self.all.is_empty() => {
-                return writeln!(out, "{}", no_setting(self.run));
+                return writeln!(out, "{NO_SETTING}");
             }
             _ if self.all.is_empty() => return Ok(()),
             Some(false) => writeln!(out, "these settings fit:")?,
             _ => writeln!(out, "these settings also fit, and are faster:")?,
         }
-        for Advice { sets, bytes, same_bits, effect, .. } in self.all {
+        for Advice { sets, need, same_bits, effect, .. } in self.all {
             let bits = if *same_bits { "same bits, " } else { "" };
-            writeln!(out, "  {sets}\n    {}, {bits}{effect}", size(*bytes))?;
+            let each = if need.is_list { " on a device at most" } else { "" };
+            let host = need.host.map_or(String::new(), |bytes| format!(", {} on the host", size(bytes)));
+            writeln!(out, "  {sets}\n    {}{each}{host}, {bits}{effect}", size(need.bytes))?;
         }
         Ok(())
     }
@@ -289,8 +305,8 @@ impl Shown<'_> {
     pub(crate) fn json(&self) -> serde_json::Value {
         let one = |advice: &Advice| {
             serde_json::json!({
-                "set": advice.sets, "needed_bytes": advice.bytes, "same_bits": advice.same_bits,
-                "effect": advice.effect,
+                "set": advice.sets, "needed_bytes": advice.need.bytes, "host_needed_bytes": advice.need.host,
+                "same_bits": advice.same_bits, "effect": advice.effect,
             })
         };
         self.all.iter().map(one).collect()

@@ -171,15 +171,17 @@ impl MemoryFit {
         let (groups, together) = (training.gradient_groups as usize, training.micro_batch_size as usize);
         let rows = PeakOfUpdate::new(run.rows_per_update() as usize, groups, together).rows;
         let work = self.plan.iter().flat_map(|plan| plan.work.values()).map(|work| work.multiply_adds).sum::<u64>();
-        advice::Need { bytes: self.needed, fits: self.fits(), work_per_row: work / rows.max(1) as u64 }
+        let host = self.host.as_ref().map(|host| host.needed);
+        let (bytes, work_per_row) = (self.needed, work / rows.max(1) as u64);
+        advice::Need { bytes, host, is_list: false, fits: self.fits(), work_per_row }
     }
 
     /// The failure of a run that does not fit, with the first thing to try.
-    pub(crate) fn refusal(&self, run: &Run, first: Option<&Advice>) -> Option<Failure> {
+    pub(crate) fn refusal(&self, first: Option<&Advice>) -> Option<Failure> {
         if self.fits() != Some(false) {
             return None;
         }
-        let hint = Some(advice::hint(run, first));
+        let hint = Some(advice::hint(first));
         let lacking = self.host.as_ref().filter(|host| host.lacks());
         if let Some(HostFit { needed, available: Some(available), what }) = lacking {
             let (needed, there, of) = (size(*needed), size(available.bytes), &available.of);
@@ -204,7 +206,7 @@ pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<Option<u64
         return Ok(trained);
     }
     let first = fit.advice(run, given, ranks).next();
-    fit.refusal(run, first.as_ref()).map_or(Ok(trained), |refusal| Err(with_way_out(refusal)))
+    fit.refusal(first.as_ref()).map_or(Ok(trained), |refusal| Err(with_way_out(refusal)))
 }
 
 /// The refusal of a run that may be started nevertheless.

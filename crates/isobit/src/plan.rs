@@ -193,7 +193,7 @@ fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Res
         let fit = split_fit(run, given, ranks)?;
         tell_unused(run)?;
         let advice = advice::shown(fit.advice(run, given, ranks));
-        let shown = Shown { all: &advice, run };
+        let shown = Shown { all: &advice };
         let disk = DiskFit::of(run, fit.trained_count(), fit.is_here);
         if arguments.json {
             object = Some(split_json(&fit, &disk, &shown, arguments.explain));
@@ -201,12 +201,12 @@ fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Res
             print_split(&fit, &disk, &shown, arguments).map_err(|error| Failure::output(&error))?;
         }
         tell_disk(&disk);
-        fit.refusal(run, advice.first())
+        fit.refusal(advice.first())
     } else {
         let fit = memory_fit(run, given, ranks)?;
         tell_unused(run)?;
         let advice = advice::shown(fit.advice(run, given, ranks));
-        let shown = Shown { all: &advice, run };
+        let shown = Shown { all: &advice };
         let disk = fit.plan.as_ref().map(|plan| DiskFit::of(run, plan.trained_count as u64, fit.is_here));
         if arguments.json {
             object = Some(json(&fit, disk.as_ref(), &shown, arguments.explain));
@@ -214,7 +214,7 @@ fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Res
             print(&fit, disk.as_ref(), &shown, arguments).map_err(|error| Failure::output(&error))?;
         }
         disk.iter().for_each(tell_disk);
-        fit.refusal(run, advice.first())
+        fit.refusal(advice.first())
     };
     // The printed result already says that it does not fit.
     Ok((object, refusal.map_or(Ok(()), |refusal| Err(refusal.told()))))
@@ -355,7 +355,10 @@ fn print_split(fit: &SplitFit, disk: &DiskFit, advice: &Shown<'_>, arguments: &A
         }
     }
     match fit.fits() {
-        Some(true) => writeln!(out, "fits as {}", fit.counts())?,
+        Some(true) => match fit.pools.iter().find(|pool| pool.available.is_none()) {
+            Some(pool) => writeln!(out, "fits as {}, if {} has {}", fit.counts(), pool.name, size(pool.needed))?,
+            None => writeln!(out, "fits as {}", fit.counts())?,
+        },
         Some(false) => writeln!(out, "does not fit as {}", fit.counts())?,
         None => writeln!(out, "divided into {}", fit.counts())?,
     }

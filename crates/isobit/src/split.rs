@@ -152,12 +152,14 @@ impl SplitFit {
     }
 
     fn need(&self) -> advice::Need {
-        let bytes = self.pools.iter().map(|pool| pool.needed).sum();
-        advice::Need { bytes, fits: self.fits(), work_per_row: 0 }
+        let is_device = |pool: &&Pool| !pool.stages.is_empty();
+        let bytes = self.pools.iter().filter(is_device).map(|pool| pool.needed).max().unwrap_or(0);
+        let host = self.pools.iter().find(|pool| !is_device(pool)).map(|pool| pool.needed);
+        advice::Need { bytes, host, is_list: true, fits: self.fits(), work_per_row: 0 }
     }
 
     /// The failure of a run that does not fit, with the first thing to try.
-    pub(crate) fn refusal(&self, run: &Run, first: Option<&Advice>) -> Option<Failure> {
+    pub(crate) fn refusal(&self, first: Option<&Advice>) -> Option<Failure> {
         let short = self.pools.iter().filter(|pool| pool.missing().is_some()).map(|pool| {
             let available = pool.available.as_ref().map_or(0, |available| available.bytes);
             format!("{} needs {} of {}", pool.name, size(pool.needed), size(available))
@@ -167,7 +169,7 @@ impl SplitFit {
             return None;
         }
         let message = format!("this run does not fit as {}: {}", self.counts(), short.join(", "));
-        Some(Failure { code: 4, message, hint: Some(advice::hint(run, first)) })
+        Some(Failure { code: 4, message, hint: Some(advice::hint(first)) })
     }
 
     /// Numbers that all stages train.

@@ -251,7 +251,7 @@ impl Devices {
         let fit = split_fit(run, &given, ranks)?;
         if fit.fits() == Some(false) {
             let first = fit.advice(run, &given, ranks).next();
-            if let Some(refusal) = fit.refusal(run, first.as_ref()) {
+            if let Some(refusal) = fit.refusal(first.as_ref()) {
                 return Err(fits::with_way_out(refusal));
             }
         }

@@ -246,13 +246,56 @@ fn the_host_must_hold_a_checkpoint() {
     for device in ["hip:0", "hip:0,hip:1"] {
         for command in ["plan", "train"] {
             let ran = under(1_200_000, command, device);
-            ran.says(4, &["host memory", "hint: no setting makes it fit: train an adapter"]);
+            ran.says(4, &["host memory", "hint: `--set adapter.type=lora` fits; other weights"]);
             assert!(device.contains(',') || ran.err.contains("saving a checkpoint needs 1.41 GiB of host memory, "));
         }
         let ran = under(4_000_000, "plan", device);
         ran.says(0, &[]);
         assert!(ran.out.contains("1.41 GiB needed, ") && ran.out.contains("(`ulimit -v`)"), "{}", ran.out);
     }
+}
+
+/// Settings that change the weights are planned like the others, and named where they help.
+#[test]
+fn four_bits_are_suggested_where_they_fit() {
+    let folder = Folder::new(Shape::TINY);
+    // 10 billion numbers at 2 bytes.
+    put_large(&folder, 8192, 10);
+    let plan = |memory: &str| {
+        let given = ["--set", "base_model=large", "--memory", memory];
+        [&[][..], &["--json"]].map(|more| folder.run(&[&["plan", "config.toml"], &given[..], more].concat()))
+    };
+    let [text, json] = plan("14GiB");
+    text.says(4, &["load_in_4bit=true` fits; other weights"]);
+    let suggestion = json.json()[0]["suggestions"][0].clone();
+    assert!(suggestion["set"].as_str().is_some_and(|set| set.contains("load_in_4bit=true")), "{suggestion}");
+    assert!(suggestion["same_bits"] == false && number(&suggestion, "needed_bytes") < 14 << 30, "{suggestion}");
+    for memory in ["1GiB", "0"] {
+        let [text, json] = plan(memory);
+        text.says(4, &["no setting makes it fit: take a smaller base model"]);
+        assert_eq!(json.json()[0]["suggestions"], serde_json::json!([]));
+    }
+}
+
+/// What a list needs is said of each device and of the host, not of all together.
+#[test]
+fn suggestions_for_a_list_are_for_each_device() {
+    let folder = Folder::new(Shape::TINY);
+    put_large(&folder, 8192, 10);
+    let sets = ["base_model=large", "max_seq_length=512", "training.gradient_checkpointing=none"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let plan = |memory: &str| {
+        folder.run(&[&["plan", "config.toml", "--device", "mi300x,mi300x", "--memory", memory], &sets[..]].concat())
+    };
+    let whole = plan("190GiB");
+    assert!(whole.code == 0 && whole.out.contains(", if host memory has "), "{}{}", whole.out, whole.err);
+    let needed = |out: &str| -> f64 {
+        let line = out.lines().find(|line| line.starts_with("mi300x 1: ")).expect("a device").to_string();
+        line.split_whitespace().nth(2).expect("a size").parse().expect("GiB")
+    };
+    let less = plan(&format!("{:.2}GiB", needed(&whole.out) - 1.0));
+    let line = less.out.lines().find(|line| line.contains("same bits")).expect("a suggestion");
+    assert!(line.contains(" on a device at most, ") && line.contains(" on the host, same bits"), "{}", less.out);
 }
 
 /// A card by name has its own memory, whatever `--memory` says, alone and in a list.
