@@ -116,7 +116,7 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s"));
     let device = on_devices(&ending.devices);
     lines.push(format!(
-        "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {}{device}",
+        "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {}, with pages of weight files{device}",
         if *step == 1 { "update" } else { "updates" },
         if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
         size(ending.peak_bytes)
