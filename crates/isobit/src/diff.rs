@@ -117,6 +117,11 @@ pub(crate) fn differing_keys(a: &Path, b: &Path) -> Vec<KeyOfRuns> {
     keys
 }
 
+/// Whether a key names a folder or a file whose contents influence the weights.
+pub(crate) fn names_contents(key: &str) -> bool {
+    key == "base_model" || key == "adapter.resume_from" || key.ends_with("path")
+}
+
 fn kind(kind: &str) -> &str {
     match kind {
         "adapter" => "an adapter",
@@ -137,7 +142,7 @@ pub(crate) fn print_text(
     }
     if !difference.is_none() {
         for KeyOfRuns { key, values: [a, b], influences } in config {
-            let note = match (influences, key == "base_model" || key.ends_with("path")) {
+            let note = match (influences, names_contents(key)) {
                 (true, _) => "",
                 (false, true) => " (the contents count, not the path)",
                 (false, false) => " (does not affect the weights)",

@@ -6,6 +6,7 @@ use super::chart::{Chart, Point, Series};
 use super::html::{escaped, escaped_lines, put};
 use super::metrics::Curves;
 use super::run::{DeviceMemory, ShownConfig, ShownRun};
+use crate::diff;
 use crate::samples::Sample;
 use crate::units::{size, time};
 use std::collections::BTreeSet;
@@ -272,7 +273,7 @@ fn put_config(out: &mut String, runs: &[ShownRun]) {
     }
     put!(
         out,
-        "<section class=\"card\"><h2>Config</h2>\n<p class=\"note\"><span class=\"dot\">●</span> can influence the weights"
+        "<section class=\"card\"><h2>Config</h2>\n<p class=\"note\"><span class=\"dot\">●</span> can influence the weights, <span class=\"dot\">◐</span> by its contents"
     );
     if runs.len() > 1 {
         put!(out, "; values that differ are highlighted");
@@ -297,9 +298,13 @@ fn heading(name: &str) -> &str {
 fn put_key(out: &mut String, name: &str, influences: bool, configs: &[Option<&ShownConfig>]) {
     let values: Vec<Option<&str>> = configs.iter().map(|config| value(*config, name)).collect();
     let row = if values.windows(2).any(|pair| pair[0] != pair[1]) { " class=\"differs\"" } else { "" };
-    let dot = if influences { "dot" } else { "none" };
+    let (dot, mark) = match (influences, diff::names_contents(name)) {
+        (true, _) => ("dot", '●'),
+        (false, true) => ("dot", '◐'),
+        (false, false) => ("none", '●'),
+    };
     let short_name = name.rsplit('.').next().unwrap_or(name);
-    put!(out, "<tr{row}><th><span class=\"{dot}\">●</span> {}</th>", escaped(short_name));
+    put!(out, "<tr{row}><th><span class=\"{dot}\">{mark}</span> {}</th>", escaped(short_name));
     for value in values {
         put!(out, "<td><code>{}</code></td>", value.map_or("–".to_string(), escaped));
     }

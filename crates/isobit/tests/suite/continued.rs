@@ -18,6 +18,15 @@ fn a_run_goes_on_from_an_adapter() {
     folder.trained("on", &["max_steps=4", from]);
     folder.trained("new", &["max_steps=4"]);
     assert_ne!(weights("on"), weights("new"));
+    // What it names counts, in the difference of two runs and on their page.
+    let diff = folder.run(&["diff", "new", "on"]);
+    let said = "config adapter.resume_from: - against \"first\" (the contents count, not the path)";
+    assert!(diff.code == 1 && diff.out.contains(said), "{}", diff.out);
+    assert_eq!(folder.run(&["report", "new", "on", "-o", "page.html"]).code, 0);
+    let page = folder.text("page.html");
+    for key in ["resume_from", "base_model", "path"] {
+        assert!(page.contains(&format!("<span class=\"dot\">◐</span> {key}<")), "{key}");
+    }
     // Killed and resumed, it is the same run.
     folder.trained("again", &["max_steps=4", from, "save_steps=2"]);
     assert_eq!(weights("again"), weights("on"));
