@@ -13,7 +13,7 @@ use isobit_doctor::{NamedCard, named_card, named_cards};
 use isobit_models::Part;
 use isobit_training::config::{self, Run};
 use isobit_training::plan::{Item, MemoryPlan};
-use isobit_training::prepare::{RunError, check_start, model_config};
+use isobit_training::prepare::{RunError, check_quantised, check_start, model_config};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -230,7 +230,10 @@ fn tell_unused(run: &Run) -> Result<(), Failure> {
     let model = model_config(&run.base_model)?;
     check_start(run, &model)?;
     match weights(run, &model)? {
-        Some(weights) => weights.unused_note().iter().for_each(|note| tell(&format!("warning: {note}"))),
+        Some(weights) => {
+            check_quantised(&model, &weights)?;
+            weights.unused_note().iter().for_each(|note| tell(&format!("warning: {note}")));
+        }
         None => tell(&format!(
             "note: {} holds no weights: planned from its config, with two bytes for a number that is not quantised",
             run.base_model.display()

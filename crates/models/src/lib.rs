@@ -49,7 +49,7 @@ pub use generate::{Sampling, Session, cache_bytes};
 pub use gguf::{GgufModel, GgufSource, GgufTensor, GgufValue};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use inventory::Inventory;
-pub use merge::{LowRankFactors, Merged, MergedKind, MergedTensor};
+pub use merge::{LowRankFactors, Merged, MergedKind, MergedTensor, quantised_count};
 pub use model::{Model, Part};
 pub use source::{FloatFormat, RandomSource, Shapes, StoredTensor, Weight, WeightSource};
 pub use weights::{Copied, Weights};

@@ -14,7 +14,7 @@ use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_kernels::DeviceFailure;
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights, int4};
+use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, WeightSource, Weights, int4, quantised_count};
 use isobit_proof::FileError;
 use isobit_proof::hash::{FileRecord, Hash, Manifest};
 use isobit_proof::name::quoted;
@@ -141,6 +141,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     targets::check(&model, &trained(&run))?;
     Manifest::check(&run.base_model)?;
     let weights = Weights::new(TensorFiles::open(&run.base_model)?, &model)?.load_in_4bit(quantises)?;
+    check_quantised(&model, &weights)?;
     let Rows { train, eval, report } = rows(&run, &model)?;
     // Those of the tokenizer, which the plan counts before the weights, not beside them.
     release_free_pages();
@@ -206,6 +207,17 @@ fn check_output(run: &Run) -> Result<(), RunError> {
 /// Checks that the adapter that a run starts from is there, and is the one that the config describes.
 pub fn check_start(run: &Run, model: &Config) -> Result<(), RunError> {
     starting_adapter::find(run, model).map(|_| ())
+}
+
+/// Checks that `load_in_4bit` has something to quantise.
+pub fn check_quantised(model: &Config, weights: &Weights) -> Result<(), RunError> {
+    if !weights.loads_in_4bit() || quantised_count(model, weights)? > 0 {
+        return Ok(());
+    }
+    Err(RunError::Refused {
+        what: "`load_in_4bit`: no linear layer of this model can be quantised".to_string(),
+        hint: "layers need at least 8 outputs and inputs in multiples of 8: leave out `load_in_4bit`",
+    })
 }
 
 /// Checks that the longest rows the config allows fit the positions of the model.

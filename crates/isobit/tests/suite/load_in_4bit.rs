@@ -88,6 +88,20 @@ fn adapter(folder: &Folder, run: &str) -> Vec<u8> {
     std::fs::read(folder.path(run).join("final/adapter_model.safetensors")).expect("an adapter")
 }
 
+/// A model without a layer that the rule takes would train as if the key were not there.
+#[test]
+fn nothing_to_quantise_is_refused() {
+    let folder = Folder::new(Shape::TINY);
+    let shape = Shape { hidden: 36, intermediate: 70, ..Shape::TINY };
+    let mut config = config_json(shape);
+    (config["num_attention_heads"], config["num_key_value_heads"]) = (2.into(), 1.into());
+    folder.put_model("model", &config, &weights(shape, 1));
+    for command in [["train", "config.toml"], ["plan", "config.toml"]] {
+        folder.run(&[&command[..], &["--set", ON]].concat()).says(2, &["no linear layer of this model", "hint: "]);
+    }
+    assert!(!folder.has("out"));
+}
+
 #[test]
 fn it_is_the_run_on_a_file_of_the_same_integers() {
     let folder = Folder::new(WHOLE);

@@ -360,6 +360,11 @@ impl<'a> Merged<'a> {
     }
 }
 
+/// Tensors that are quantised while a base is loaded.
+pub fn quantised_count(config: &Config, weights: &Weights) -> Result<usize, ModelError> {
+    Ok(QuantisedTensors::of(config, weights)?.count())
+}
+
 fn is_number(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16)
 }

@@ -52,6 +52,10 @@ impl QuantisedTensors {
         Ok(found)
     }
 
+    pub(super) fn count(&self) -> usize {
+        self.layouts.len()
+    }
+
     fn experts(&mut self, weights: &Weights, path: &str, shape: ExpertsShape) -> Result<(), ModelError> {
         let Experts::Stored(stored) = experts::load(weights, path, shape)? else { return Ok(()) };
         for part in ExpertTensor::ALL {
