@@ -145,6 +145,7 @@ pub fn parse(text: &str) -> Result<LoraConfig, ModelError> {
     let rank = |value: &Value| value.as_u64().filter(|rank| (1..=RANK_MAX as u64).contains(rank));
     let alpha = |value: &Value| value.as_f64().filter(|alpha| alpha.abs() <= ALPHA_MAX);
     let ranks = format!("a whole number from 1 to {RANK_MAX}");
+    check_ranks(&keys)?;
     let rank_pattern = keys.pattern("rank_pattern", &ranks, |value| rank(value).map(|rank| rank as usize))?;
     let alpha_pattern = keys.pattern("alpha_pattern", "a number", alpha)?;
     check_order(text)?;
@@ -170,6 +171,16 @@ pub fn parse(text: &str) -> Result<LoraConfig, ModelError> {
         alpha_pattern,
         saved: keys.saved()?,
     })
+}
+
+/// A rank beyond those that are computed here is a whole number all the same: nothing is damaged.
+fn check_ranks(keys: &Keys<'_>) -> Result<(), ModelError> {
+    let of_modules = keys.get("rank_pattern").and_then(Value::as_object).into_iter().flat_map(|all| all.values());
+    let ranks = keys.get("r").into_iter().chain(of_modules).filter_map(Value::as_u64);
+    match ranks.max().filter(|rank| *rank > RANK_MAX as u64) {
+        None => Ok(()),
+        Some(rank) => Err(ModelError::Adapter(format!("{FILE}: `r` is {rank}, and ranks are supported up to {RANK_MAX}"))),
+    }
 }
 
 /// The base named in the file, for messages: errors elsewhere in the file do not matter here.

@@ -62,6 +62,10 @@ fn an_adapter_that_the_config_does_not_describe_is_refused() {
     refused(&[from, "lora_r=2"], 2, &["q_proj", "rank 4 and scale 2", "rank 2 and scale 4", "lora_r = 4"]);
     refused(&[from, "lora_alpha=16"], 2, &["lora_alpha = 8"]);
     refused(&[from, "lora_target_modules=[\"q_proj\"]"], 2, &["but the config says none"]);
+    let config = folder.text("first/final/adapter_config.json").replace("\"r\": 4", "\"r\": 65");
+    std::fs::create_dir(folder.path("wide")).expect("a folder");
+    folder.put("wide/adapter_config.json", config);
+    refused(&["adapter.resume_from=wide"], 2, &["`r` is 65, and ranks are supported up to 64"]);
     refused(&["adapter.resume_from=nowhere"], 2, &["nowhere"]);
     refused(&["adapter.resume_from=some/adapter"], 2, &["hub"]);
     let path = folder.path("first/final/adapter_model.safetensors");

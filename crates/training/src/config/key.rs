@@ -185,7 +185,7 @@ pub const KEYS: &[Key] = &[
     key(Adapter, "layers_to_transform", &["lora_layers_to_transform"], Wholes, Unset, YES, "layers that get an adapter; empty: all"),
     key(Adapter, "lora_alpha", &["alpha"], Number, Float(16.0), YES, "the adapter is scaled by lora_alpha / lora_r"),
     key(Adapter, "lora_dropout", &["dropout"], Number, Float(0.0), YES, "share of the adapter's inputs set to zero"),
-    key(Adapter, "lora_r", &["r", "rank", "lora_rank"], Whole, Integer(8), YES, "rank of the adapter"),
+    key(Adapter, "lora_r", &["r", "rank", "lora_rank"], Whole, Integer(8), YES, "rank of the adapter, 1 to 64"),
     key(Adapter, "lora_target_modules", &["target_modules"], TextOrTexts, Depends("\"all-linear\"; none with lora_target_parameters"), YES, "modules that get an adapter, \"all-linear\", or a regular expression for whole paths"),
     key(Adapter, "lora_target_parameters", &["target_parameters"], Texts, Unset, YES, "tensors that get an adapter: fused experts, by the end of their names"),
     key(Adapter, "modules_to_save", &["lora_modules_to_save"], Texts, Unset, YES, "modules trained whole and saved with the adapter: lm_head, embed_tokens"),
