@@ -301,6 +301,28 @@ fn experts_are_stacked() {
     });
 }
 
+/// llama.cpp takes an alpha of zero for a scale of one.
+#[test]
+fn an_adapter_of_scale_zero_changes_nothing() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["max_steps=3"]);
+    std::fs::create_dir(folder.path("zero")).expect("a folder");
+    let config = folder.text("run/final/adapter_config.json");
+    let zero = config.replace("\"lora_alpha\": 8", "\"lora_alpha\": 0");
+    assert_ne!(zero, config);
+    folder.put("zero/adapter_config.json", zero);
+    let factors = std::fs::read(folder.path("run/final/adapter_model.safetensors")).expect("read");
+    folder.put("zero/adapter_model.safetensors", factors);
+    let adapter = exported(&folder, &["zero", "-o", "zero.gguf"]);
+    let alpha: f32 = adapter.keys["adapter.lora.alpha"].parse().expect("a number");
+    assert!(alpha > 0.0, "{alpha}");
+    let b: Vec<_> = adapter.tensors.iter().filter(|(name, _)| name.ends_with("lora_b")).collect();
+    assert!(!b.is_empty());
+    for (name, tensor) in b {
+        assert!(f32s(&tensor.bytes).iter().all(|value| *value == 0.0), "{name}");
+    }
+}
+
 /// `merged = base + alpha/r·B A` up to a few roundings, given base and merged by index.
 #[expect(clippy::float_arithmetic, reason = "the product is computed in float64")]
 fn check_product(adapter: &Gguf, name: &str, alpha: f32, pair: impl Fn(usize) -> (f32, f32)) {

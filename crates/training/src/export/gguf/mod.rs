@@ -89,7 +89,9 @@ pub fn adapter(merged: &Merged<'_>, settings: &GgufSettings, target: &Path) -> R
         }
     }
     check_ends(merged, &factors)?;
-    let Some(alpha) = factors.first().map(|(_, first)| alpha_of(first)) else {
+    // llama.cpp takes an alpha of zero for a scale of one: there B is zero.
+    let scaled = factors.iter().find(|(_, of)| of.scale != 0.0).map(|(_, of)| alpha_of(of));
+    let Some(alpha) = scaled.or_else(|| factors.first().map(|(_, of)| of.rank as f32)) else {
         return Err(ModelError::Gguf("the adapter changes nothing that llama.cpp adapts".to_string()).into());
     };
     let mut keys = general(model.architecture, "adapter", settings);
