@@ -12,6 +12,7 @@ use isobit_training::checkpoint::ADAPTER_CONFIG;
 use isobit_training::export;
 use isobit_training::export::gguf::{GgmlType, GgufSettings};
 use isobit_training::prepare::RunError;
+use isobit_training::sealed;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -93,6 +94,7 @@ impl Job for Writing<'_> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     export::check_target(&arguments.output)?;
     let (model, opened, content) = opened(arguments)?;
+    sealed::check_beside_base(&arguments.output, &opened.folder)?;
     let kind = match (arguments.kind, content) {
         (Some(GgmlType::Q8_0 | GgmlType::Q4_0), Content::Adapter) => {
             let hint = "use f32, f16 or bf16, or write the whole model with `--merge`";

@@ -10,6 +10,7 @@ use isobit_models::{Merged, Trained};
 use isobit_training::config::SaveDtype;
 use isobit_training::export::{self, Written};
 use isobit_training::prepare::RunError;
+use isobit_training::sealed;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -76,6 +77,7 @@ impl Job for Merging<'_> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     export::check_target(&arguments.output)?;
     let (adapter, base) = adapter_and_base(&arguments.adapter, arguments.base.as_deref())?;
+    sealed::check_beside_base(&arguments.output, &base)?;
     let (model, opened) = open(base, Some(adapter), arguments.onto)?;
     let chosen = Chosen::parse("cpu", arguments.threads)?;
     let written = on_device(&chosen, true, Merging { arguments, opened: &opened })?;

@@ -15,6 +15,7 @@ use isobit_proof::atomic::write_atomically;
 use isobit_proof::difference;
 use isobit_proof::layout::REPORT as NAME;
 use isobit_training::config::Run;
+use isobit_training::sealed;
 use page::{Compared, RUNS_MAX, START};
 use run::{DeviceMemory, ShownRun};
 use std::fs::File;
@@ -45,6 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure::usage(message, "name fewer runs"));
     }
     check_target(&arguments.output)?;
+    sealed::check_target(&arguments.output)?;
     let mut notes = Vec::new();
     let runs = arguments.runs.iter().map(|folder| ShownRun::read(folder, &mut notes));
     let runs = runs.collect::<Result<Vec<_>, _>>()?;

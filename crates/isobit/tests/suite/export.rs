@@ -250,6 +250,28 @@ fn the_base_of_a_run_is_where_it_was() {
     folder.run(&["export", "merge", "run", "-o", "c"]).says(2, &["the base small, which is not a folder here"]);
 }
 
+/// A manifest lists all files of its folder: one more would be a finding of `verify`.
+#[test]
+fn nothing_is_written_into_a_complete_folder() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["max_steps=1", "save_steps=1"]);
+    for (output, part) in [
+        ("run/final/a", "whose files are listed"),
+        ("run/final/b/c", "whose files are listed"),
+        ("run/checkpoint-1/d", "whose files are listed"),
+        ("model/e", "the folder of the base model"),
+    ] {
+        for command in [["export", "merge"], ["export", "gguf"]] {
+            folder.run(&[&command[..], &["run", "-o", output]].concat()).says(2, &[part, "hint: "]);
+        }
+        if !output.starts_with("model") {
+            folder.run(&["report", "run", "-o", output]).says(2, &[part, "hint: "]);
+        }
+    }
+    folder.run(&["verify", "run", "--model", "model"]).says(0, &[]);
+    assert!(!names(&folder.path("model")).contains(&"e".to_string()));
+}
+
 /// An adapter folder with these tensors and targets.
 fn put_adapter(folder: &Folder, name: &str, targets: &[&str], all: &[Named]) {
     std::fs::create_dir_all(folder.path(name)).expect("folder");

@@ -13,6 +13,7 @@ use crate::checkpoint;
 use crate::config::SaveDtype;
 use crate::model_folder::ModelFolder;
 use crate::prepare::RunError;
+use crate::sealed;
 use isobit_kernels::Backend;
 use isobit_models::{Merged, Weights};
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
@@ -114,8 +115,10 @@ fn finite(name: &str, values: &[f32]) -> Result<(), RunError> {
     }
 }
 
-/// Refuses a target that exists: nothing is ever overwritten.
+/// Refuses a target that exists, since nothing is ever overwritten, and one inside of a folder that
+/// is complete.
 pub fn check_target(target: &Path) -> Result<(), RunError> {
+    sealed::check_target(target)?;
     if target.file_name().is_none() {
         let what = format!("{} is not a name for a new file or folder", target.display());
         return Err(RunError::Refused { what, hint: "choose another name with `-o`" });
