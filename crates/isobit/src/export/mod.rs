@@ -46,8 +46,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// The adapter folder that `source` stands for, and its base: the one given, the one that the
 /// adapter's run was started with, or the folder that the adapter's config names.
 fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, PathBuf), Failure> {
-    model::refuse_hub_name(source)?;
-    let adapter = adapter::located(source)?;
+    let adapter = adapter::located(source).map_err(|failure| match failure.code {
+        2 => Failure::usage(failure.message, "only an adapter is merged; `isobit export gguf` also writes a model"),
+        _ => failure,
+    })?;
     if let Some(base) = base {
         return Ok((adapter, base.to_path_buf()));
     }
