@@ -45,8 +45,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let message = format!("{} runs are named; a page shows at most {RUNS_MAX}", arguments.runs.len());
         return Err(Failure::usage(message, "name fewer runs"));
     }
-    check_target(&arguments.output)?;
     sealed::check_target(&arguments.output)?;
+    check_folder(&arguments.output)?;
+    check_target(&arguments.output)?;
     let mut notes = Vec::new();
     let runs = arguments.runs.iter().map(|folder| ShownRun::read(folder, &mut notes));
     let runs = runs.collect::<Result<Vec<_>, _>>()?;
@@ -99,6 +100,19 @@ fn write_page(path: &Path, page: &str) -> Result<(), Failure> {
     // Again: it may have appeared meanwhile.
     check_target(path)?;
     write_atomically(path, page.as_bytes()).map_err(Failure::from)
+}
+
+/// Refuses a name that is none, and one in a folder that does not exist.
+fn check_folder(path: &Path) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return Err(Failure::usage("a page is not written to standard output", "name a file with `-o`"));
+    }
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) else {
+        return Ok(());
+    };
+    let message = format!("cannot write {}: {} is not a folder", path.display(), folder.display());
+    let hint = "create the folder, or name another file with `-o`";
+    Err(Failure { code: 7, message, hint: Some(hint.to_string()) })
 }
 
 /// Refuses to overwrite anything but a page of ours.

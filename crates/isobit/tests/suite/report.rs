@@ -40,6 +40,15 @@ fn line(step: u64, loss: f64) -> String {
 }
 
 #[test]
+fn a_page_needs_a_name_and_a_folder() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["max_steps=1"]);
+    folder.run(&["report", "run", "-o", "-"]).says(2, &["standard output", "hint: name a file"]);
+    folder.run(&["report", "run", "-o", "no/page.html"]).says(7, &["no is not a folder", "hint: create the folder"]);
+    assert!(!folder.has("-") && !folder.has("no"));
+}
+
+#[test]
 fn one_run_two_runs_and_the_same_run_twice() {
     let folder = Folder::new(Shape::TINY);
     folder.trained("first", &[]);

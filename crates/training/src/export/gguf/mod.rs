@@ -16,6 +16,7 @@ use isobit_models::gguf::interleaved_row;
 use isobit_models::{GgufModel, GgufSource, GgufTensor, GgufValue, LowRankFactors, Merged, ModelError, Weights};
 use isobit_numerics::gguf_blocks::BLOCK;
 use isobit_proof::atomic::AtomicFile;
+use isobit_proof::{FileError, disk};
 use numbers::Numbers;
 use std::path::{Path, PathBuf};
 
@@ -238,6 +239,9 @@ fn write(
     mut fill: impl FnMut(usize, Put<'_>) -> Result<(), RunError>,
 ) -> Result<UnpublishedFile, RunError> {
     check_target(target)?;
+    if let Some(parent) = target.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        disk::create_folders(parent).map_err(|error| FileError::from_io("write", parent, error))?;
+    }
     let mut file = AtomicFile::create(target)?;
     file.write(&container::head(keys, tensors))?;
     for (at, tensor) in tensors.iter().enumerate() {
