@@ -7,6 +7,7 @@ use crate::model::{located, refuse_hub_name};
 use isobit_training::data::{
     self, Bad, DataConfig, DataError, DataErrorKind, Report, RowSource, Template, Tokenizer, Variables,
 };
+use isobit_training::hub_cache;
 use isobit_training::prepare::model_config;
 use isobit_training::row::Row;
 use serde::Serialize;
@@ -124,7 +125,7 @@ impl Input {
     }
 
     fn open(&self) -> Result<(Option<Tokenizer>, Option<Template>), Failure> {
-        refuse_hub_name(&self.model)?;
+        hub_cache::check(&self.model)?;
         Ok(data::open_if_there(&located(&self.model), &self.date)?)
     }
 

@@ -1,17 +1,33 @@
 //! Models in the cache of a hub client: `models--ORG--NAME` has revisions under `snapshots/`, and
 //! `refs/main` names the current one.
 
-use crate::prepare::RunError;
+use crate::prepare::{HUB_HINT, RunError, is_hub_name};
 use isobit_proof::regular;
 use std::path::{Path, PathBuf};
 
 /// BOUND: bytes of a file that names a revision.
 const REF_BYTES_MAX: u64 = 1 << 10;
 
+/// Refuses a path that names no model: a name on the hub, and a cache whose current revision is not
+/// known.
+pub fn check(path: &Path) -> Result<(), RunError> {
+    if !path.exists() && is_hub_name(path) {
+        return Err(RunError::Refused { what: format!("{} does not exist", path.display()), hint: HUB_HINT });
+    }
+    resolved(path).map(|_| ())
+}
+
 /// The model folder that `path` stands for: itself, or the current revision of a cached model.
 pub fn resolved(path: &Path) -> Result<PathBuf, RunError> {
+    if path.join("config.json").exists() {
+        return Ok(path.to_owned());
+    }
+    // The folder of all revisions stands for the cache that it is in.
+    let parent = path.parent().filter(|_| path.ends_with("snapshots"));
+    let is_cache = |folder: &&Path| folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"models--"));
+    let path = parent.filter(is_cache).unwrap_or(path);
     let snapshots = path.join("snapshots");
-    if path.join("config.json").exists() || !snapshots.is_dir() {
+    if !snapshots.is_dir() {
         return Ok(path.to_owned());
     }
     if let Some(name) = regular::if_there(regular::read_text(&path.join("refs").join("main"), REF_BYTES_MAX))? {
@@ -86,6 +102,7 @@ mod tests {
         }
         put("refs/main", "bbb\n");
         assert_eq!(of(&path), Ok(path.join("snapshots/bbb")));
+        assert_eq!(of(&path.join("snapshots")), Ok(path.join("snapshots/bbb")));
         // Nothing outside of the cache is reached, and a missing one is not invented.
         for text in ["../../etc", "/etc", "..", "", "ccc"] {
             put("refs/main", text);

@@ -10,6 +10,7 @@ use isobit_models::peft;
 use isobit_proof::regular;
 use isobit_training::checkpoint::{ADAPTER_CONFIG, RESOLVED};
 use isobit_training::config::{self, SaveDtype};
+use isobit_training::hub_cache;
 use isobit_training::prepare::{CONFIG_BYTES_MAX, RunError};
 use std::path::{Path, PathBuf};
 
@@ -46,6 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// The adapter folder that `source` stands for, and its base: the one given, the one that the
 /// adapter's run was started with, or the folder that the adapter's config names.
 fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, PathBuf), Failure> {
+    hub_cache::check(source)?;
     let adapter = adapter::located(source).map_err(|failure| match failure.code {
         2 => Failure::usage(failure.message, "only an adapter is merged; `isobit export gguf` also writes a model"),
         _ => failure,

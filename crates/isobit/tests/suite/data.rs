@@ -1,5 +1,6 @@
 //! `isobit data` from the outside: reports, the mask in brackets, messages and exit codes.
 
+use crate::model_folder::{Folder, Shape};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -28,6 +29,27 @@ fn isobit(command: &str, folder: &TempDir, data: &Path, more: &[&str]) -> Output
 fn stdout(output: &Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+/// A name on the hub is no folder, and a cache without a current revision is a choice: both are
+/// said by every command that takes a model.
+#[test]
+fn a_name_on_the_hub_is_told_from_a_folder() {
+    let folder = Folder::new(Shape::TINY);
+    for revision in ["a", "b"] {
+        std::fs::create_dir_all(folder.path("cache/models--org--name/snapshots").join(revision)).expect("folders");
+    }
+    let cached = ["cache/models--org--name", "cache/models--org--name/snapshots"];
+    for command in [&["data", "check"], &["data", "show"]] {
+        let with = |model: &str| folder.run(&[&command[..], &["--model", model, "--data", "data.jsonl"]].concat());
+        with("Org/Name").says(2, &["hint: this looks like a name on the Hugging Face hub"]);
+        cached.iter().for_each(|path| _ = with(path).says(2, &["2 revisions of the model"]));
+    }
+    for command in ["gguf", "merge"] {
+        let with = |model: &str| folder.run(&["export", command, model, "-o", "out"]);
+        with("Org/Name").says(2, &["hint: this looks like a name on the Hugging Face hub"]);
+        cached.iter().for_each(|path| _ = with(path).says(2, &["2 revisions of the model"]));
+    }
 }
 
 #[test]
