@@ -23,6 +23,15 @@ pub fn check(model: &Config, trained: &Trained) -> Result<(), RunError> {
                 let what = format!("`lora_target_modules`: no module's path matches {}", quoted(pattern));
                 return Err(refused(what, listed("paths are like", &all.modules[..1])));
             }
+            // PEFT would adapt them, and here they get no adapter.
+            let ends = ["lm_head", "model.embed_tokens"].map(|path| model.module_path(path).into_owned());
+            for end in &ends {
+                if lora.of(end)?.is_some() && !lora.saves(end) {
+                    let what = format!("`lora_target_modules`: {} matches {end}, which gets no adapter", quoted(pattern));
+                    let hint = "train it whole with `modules_to_save`, or write an expression that leaves it out";
+                    return Err(refused(what, hint.to_string()));
+                }
+            }
         }
     }
     each(&lora.parameters, "lora_target_parameters", &all.parameters, &[])?;

@@ -16,6 +16,8 @@ fn names_that_match_nothing_are_refused_with_the_nearest() {
             &["lora_target_modules=.*\\.query"],
             ["no module's path matches `.*\\.query`", "model.layers.0.self_attn.q_proj"],
         ),
+        (&["lora_target_modules=.*q_proj|lm_head"], ["matches lm_head, which gets no adapter", "modules_to_save"]),
+        (&["lora_target_modules=.*"], ["matches lm_head, which gets no adapter", "hint: "]),
         (&["exclude_modules=[\"o_porj\"]"], ["`exclude_modules`: no module", "mean `o_proj`?"]),
         (&[two, "exclude_modules=[\"q_proj\",\"v_proj\"]"], ["no module of the model is a target", "exclude_modules"]),
         (&[two, "rank_pattern={ v_porj = 2 }"], ["`rank_pattern`: `v_porj`", "mean `v_proj`?"]),
