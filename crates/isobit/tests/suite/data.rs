@@ -31,6 +31,16 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
+/// Tables have all columns in every row: what is null is said.
+#[test]
+fn a_field_that_is_null_is_named() {
+    let folder = Folder::new(Shape::TINY);
+    folder.put("null.jsonl", "{\"prompt\":\"1\",\"completion\":\"2\"}\n{\"prompt\":\"1\",\"completion\":null}\n");
+    let ran = folder.run(&["data", "show", "--model", "model", "--data", "null.jsonl"]);
+    ran.says(3, &["null.jsonl:2: ", "`completion`", "null"]);
+    assert!(!ran.err.contains("one format"), "{}", ran.err);
+}
+
 /// A name on the hub is no folder, and a cache without a current revision is a choice: both are
 /// said by every command that takes a model.
 #[test]

@@ -184,6 +184,12 @@ impl FileLoader<'_> {
         if found.is_none() && (record.line < shape.first_line || format::slip(&keys(&row), names).is_some()) {
             return Err(self.unknown_format(record, &row, names));
         }
+        if found.is_none()
+            && has_null(&row)
+            && let Err(why) = format::parse(&row, shape.format, names, self.tools.template.is_some())
+        {
+            return Err(self.row_error(line, why, false));
+        }
         if found != Some(shape.format) {
             let found = found.map_or_else(
                 || format!("a row with the keys {}", keys(&row).join(", ").escape_debug()),
@@ -218,6 +224,11 @@ impl FileLoader<'_> {
     fn row_error(&self, line: usize, why: RowError, calls: bool) -> DataError {
         DataError::Row { file: self.path.to_owned(), line, why, calls }
     }
+}
+
+/// Whether a field of a row is null: a table has every column in every row.
+fn has_null(row: &Json) -> bool {
+    matches!(row, Json::Object(entries) if entries.iter().any(|(_, value)| *value == Json::Null))
 }
 
 /// Whether any message of the row calls a tool.
