@@ -90,7 +90,11 @@ fn compare(first: &Path, other: &Path) -> Result<Compared, Failure> {
     diff::print_text(&mut text, &found, &diff::differing_keys(first, other), TENSORS_MAX)
         .map_err(|error| Failure::output(&error))?;
     Ok(Compared {
-        step: found.run.as_ref().and_then(|run| run.first.as_ref()).map(|first| first.step),
+        step: found.run.as_ref().and_then(|run| {
+            let logged = run.first.as_ref().map(|first| first.step);
+            // Runs that log at other steps have only the chain in common.
+            logged.or_else(|| run.chain.as_ref().map(|part| part.step))
+        }),
         text: String::from_utf8_lossy(&text).into_owned(),
         is_same: found.is_none(),
     })

@@ -52,6 +52,12 @@ impl ShownRun {
     /// Reads a run; `notes` gets a line for each part that is missing.
     pub(super) fn read(folder: &Path, notes: &mut Vec<String>) -> Result<Self, Failure> {
         let mut shown = Self::measured(folder)?;
+        if let Err(error) = ending::hash(&folder.join(FINAL)) {
+            notes.push(format!("{}: no final weights: {error}", folder.display()));
+        }
+        if let Err(error) = Receipt::read(folder) {
+            notes.push(format!("{}: no receipt: {error}", folder.display()));
+        }
         match samples::read(folder) {
             Ok(samples) => shown.samples = samples,
             Err(what) => notes.push(format!("no samples: {what}")),

@@ -48,6 +48,22 @@ fn a_page_needs_a_name_and_a_folder() {
     assert!(!folder.has("-") && !folder.has("no"));
 }
 
+/// Whatever is missing is told, and runs that log at other steps part where their chains do.
+#[test]
+fn a_missing_part_is_told() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["max_steps=4", "logging_steps=1"]);
+    folder.trained("other", &["max_steps=4", "logging_steps=3", "learning_rate=1e-5"]);
+    let ran = folder.run(&["report", "run", "other", "--json"]);
+    assert!(ran.code == 0 && !ran.err.contains("note: "), "{}", ran.err);
+    assert!(ran.json()[0]["runs"][1]["first_difference"].is_u64(), "{}", ran.out);
+    folder.put("other/receipt.json", "[".repeat(1 << 20));
+    folder.put("other/final/MANIFEST.json", "{");
+    folder.run(&["report", "other"]).says(0, &["note: other: no receipt: ", "note: other: no final weights: "]);
+    std::fs::remove_dir_all(folder.path("run/final")).expect("removed");
+    folder.run(&["report", "run"]).says(0, &["note: run: no final weights: "]);
+}
+
 #[test]
 fn one_run_two_runs_and_the_same_run_twice() {
     let folder = Folder::new(Shape::TINY);
