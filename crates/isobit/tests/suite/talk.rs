@@ -22,6 +22,15 @@ fn values(folder: &Folder, run: &str, field: &str) -> Vec<(u64, f64)> {
     folder.metrics(run).iter().filter_map(|line| number(&serde_json::from_str(line).expect("JSON"))).collect()
 }
 
+/// A run with one line of metrics has one loss.
+#[test]
+fn a_single_loss_is_said_once() {
+    let folder = Folder::new(Shape::TINY);
+    let ran = folder.trained("out", &["max_steps=1", "logging_steps=1"]);
+    let line = ran.err.lines().find(|line| line.starts_with("  loss ")).expect("a loss");
+    assert_eq!(line.matches("at step").count(), 1, "{line}");
+}
+
 #[test]
 fn a_log_file_lives() {
     let folder = Folder::new(Shape::TINY);
