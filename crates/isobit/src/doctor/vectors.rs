@@ -62,6 +62,10 @@ impl DeviceCheck {
     }
 
     fn of(device: String, name: String, checked: &Checked) -> Self {
+        if checked.compared == 0 && checked.failures.is_empty() {
+            let why = "no vector was compared: its kernels take long to compile; `--soak 5m` runs them all";
+            return Self::without_vectors(device, name, State::Unfinished, why.to_string());
+        }
         let state = if checked.failures.is_empty() { State::Conformant } else { State::Failed };
         let mut reasons: Vec<String> = checked.failures.iter().take(FAILURES_MAX).cloned().collect();
         if checked.failures.len() > FAILURES_MAX {
@@ -329,6 +333,14 @@ mod tests {
         assert_eq!(levels(State::Conformant), []);
         assert_eq!(levels(State::Absent), []);
         assert_eq!(levels(State::Unfinished), []);
+    }
+
+    #[test]
+    fn a_device_without_a_compared_vector_is_not_conformant() {
+        let cpu = Cpu::new(1, Path::best()).expect("an available path");
+        let checked = check_backend(&cpu, Sample::QUICK, &mut || false);
+        let check = DeviceCheck::of("opencl:0".to_string(), String::new(), &checked);
+        assert_eq!((check.state, check.text().contains("conformant")), (State::Unfinished, false), "{}", check.text());
     }
 
     #[test]
