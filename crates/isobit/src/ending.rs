@@ -130,11 +130,8 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
             .best_eval
             .map_or(String::new(), |Measured { step, loss }| format!("; best evaluation {loss:.4} at step {step}"));
         let mean = if run.training.logging_steps > 1 { " (means of the updates between two lines)" } else { "" };
-        let then = if first.step == last.step {
-            String::new()
-        } else {
-            format!(", {:.4} at step {}", last.loss, last.step)
-        };
+        let then =
+            if first.step == last.step { String::new() } else { format!(", {:.4} at step {}", last.loss, last.step) };
         lines.push(format!("  loss {:.4} at step {}{then}{mean}{eval}", first.loss, first.step));
     }
     let which = match (ending.is_best, ending.final_step == *step) {

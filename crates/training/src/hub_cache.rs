@@ -24,7 +24,8 @@ pub fn resolved(path: &Path) -> Result<PathBuf, RunError> {
     }
     // The folder of all revisions stands for the cache that it is in.
     let parent = path.parent().filter(|_| path.ends_with("snapshots"));
-    let is_cache = |folder: &&Path| folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"models--"));
+    let is_cache =
+        |folder: &&Path| folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"models--"));
     let path = parent.filter(is_cache).unwrap_or(path);
     let snapshots = path.join("snapshots");
     if !snapshots.is_dir() {

@@ -34,7 +34,9 @@ pub fn check_beside_base(target: &Path, base: &Path) -> Result<(), RunError> {
 
 /// What makes a folder one of weights, which cannot be the folder of a run too.
 pub(crate) fn holds_weights(folder: &Path) -> Option<&'static str> {
-    [Manifest::NAME, ADAPTER_CONFIG, "config.json"].into_iter().find(|name| folder.join(name).symlink_metadata().is_ok())
+    [Manifest::NAME, ADAPTER_CONFIG, "config.json"]
+        .into_iter()
+        .find(|name| folder.join(name).symlink_metadata().is_ok())
 }
 
 /// The folder that a path lies in, without links; of folders that do not exist yet, the nearest

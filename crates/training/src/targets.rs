@@ -27,7 +27,8 @@ pub fn check(model: &Config, trained: &Trained) -> Result<(), RunError> {
             let ends = ["lm_head", "model.embed_tokens"].map(|path| model.module_path(path).into_owned());
             for end in &ends {
                 if lora.of(end)?.is_some() && !lora.saves(end) {
-                    let what = format!("`lora_target_modules`: {} matches {end}, which gets no adapter", quoted(pattern));
+                    let what =
+                        format!("`lora_target_modules`: {} matches {end}, which gets no adapter", quoted(pattern));
                     let hint = "train it whole with `modules_to_save`, or write an expression that leaves it out";
                     return Err(refused(what, hint.to_string()));
                 }

@@ -98,9 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 const KEPT_MIN: f64 = 0.9;
 
 fn percent(share: f64) -> String {
-    #[expect(clippy::float_arithmetic, reason = "a figure for people")]
-    let percent = share * 100.0;
-    format!("{percent:.1} %")
+    format!("{:.1} %", share * 100.0)
 }
 
 fn print(arguments: &Arguments, opened: &crate::model::Opened, written: &Written) -> std::io::Result<()> {

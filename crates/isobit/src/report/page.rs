@@ -221,6 +221,7 @@ fn put_samples(out: &mut String, runs: &[ShownRun]) {
             let letter = if runs.len() > 1 { letter } else { String::new() };
             put!(out, "<div class=\"sample\"><h3>{letter}{}</h3>\n<div class=\"pair\">", escaped_lines(prompt));
             for (name, text) in [("before", before), ("after", after)] {
+                let text = if text.is_empty() { "(ended at once)" } else { text.as_str() };
                 put!(out, "<div><h4>{name}</h4><pre>{}</pre></div>", escaped_lines(text));
             }
             put!(out, "</div></div>\n");

@@ -85,11 +85,9 @@ fn a_run_does_not_begin_in_a_folder_of_weights() {
     let from = ["max_steps=1", "adapter.resume_from=first/final"];
     let weights = || ["first/final", "merged"].map(|name| names(&folder.path(name)));
     let before = weights();
-    for (output, part) in [
-        ("first/final", "MANIFEST.json"),
-        ("first/final/sub", "would be written into"),
-        ("merged", "MANIFEST.json"),
-    ] {
+    for (output, part) in
+        [("first/final", "MANIFEST.json"), ("first/final/sub", "would be written into"), ("merged", "MANIFEST.json")]
+    {
         folder.train(output, &from).says(2, &[part, "hint: "]);
     }
     std::fs::create_dir(folder.path("peft")).expect("a folder");

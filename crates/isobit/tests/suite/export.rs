@@ -198,7 +198,6 @@ fn kept(stored: &Tensors, wide: &Tensors, narrow: &Tensors) -> f64 {
 }
 
 /// A weight that bfloat16 holds, and a change below half a step of it: nothing is left.
-#[expect(clippy::float_arithmetic, reason = "numbers for a test")]
 #[test]
 fn what_rounding_leaves_of_an_adapter_is_told() {
     let folder = Folder::new(Shape::TINY);

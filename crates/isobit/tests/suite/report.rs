@@ -213,6 +213,10 @@ fn samples_before_and_after() {
     // Samples are made from the result, and are no part of its record.
     folder.run(&["verify", "shown"]).says(0, &[]);
     folder.run(&["prove", "shown", "-q"]).says(0, &[]);
+    let empty = r#"{"schema":"isobit.samples/1","samples":[{"prompt":"1","before":"","after":"2"}]}"#;
+    folder.put("shown/samples.json", empty);
+    folder.run(&["report", "shown", "-o", "page.html"]).says(0, &[]);
+    assert!(folder.text("page.html").contains("<pre>(ended at once)</pre>"));
     folder.put("shown/samples.json", "{");
     folder.run(&["report", "shown", "-o", "page.html"]).says(0, &["no samples: ", "samples.json"]);
     folder.train("out", &["generate_prompts=[\"\"]"]).says(2, &["generate_prompts", "an empty one"]);
