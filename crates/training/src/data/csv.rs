@@ -21,9 +21,16 @@ pub(super) fn delimiter(path: &Path) -> Option<u8> {
 pub(super) fn objects(bytes: &[u8], delimiter: u8) -> Result<Vec<(usize, Vec<u8>)>, Located> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let broken = |line: usize, why: &str| (line, RowError::Csv { why: why.to_owned() });
-    // A cell that does not end would swallow all rows after it.
-    if bytes.iter().fold(false, |odd, byte| odd != (*byte == b'"')) {
-        return Err(broken(1, "the number of quotation marks is odd: a quoted cell does not end"));
+    if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
+        return Err(broken(1, "the file is UTF-16: save it as UTF-8"));
+    }
+    // A cell that does not end would swallow all rows after it. A cell of several lines has two with
+    // an odd number.
+    let is_odd = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'"').count() % 2 == 1;
+    if is_odd(bytes) {
+        let first = bytes.split(|byte| *byte == b'\n').position(is_odd).unwrap_or(0);
+        let why = "the number of quotation marks is odd, first in this line: a quoted cell does not end";
+        return Err(broken(first + 1, why));
     }
     let mut lines = Lines { bytes, at: 0, line: 1 };
     let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
@@ -31,6 +38,10 @@ pub(super) fn objects(bytes: &[u8], delimiter: u8) -> Result<Vec<(usize, Vec<u8>
     let mut names = BTreeSet::new();
     if let Some(twice) = columns.iter().find(|name| !names.insert(*name)) {
         return Err(broken(1, &format!("two columns are called `{twice}`")));
+    }
+    if let (1, Some(name)) = (columns.len(), columns.get(0).filter(|name| name.contains(';'))) {
+        let why = format!("its only column is called `{}`: are cells separated by `;`? Use commas", name.escape_debug());
+        return Err(broken(1, &why));
     }
     let mut rows = Vec::new();
     let mut row = StringRecord::new();
@@ -105,7 +116,10 @@ mod tests {
             (&b"a,b\n1,2\n3\n"[..], 3, "1 cells"),
             (b"a,b\n1,2,3\n", 2, "3 cells"),
             (b"a,a\n1,2\n", 1, "two columns"),
-            (b"a\n\"b\n", 1, "quotation marks"),
+            (b"a\n\"b\n", 2, "quotation marks"),
+            (b"a\n\"b\"\nc\n\"d\n", 4, "quotation marks"),
+            (b"prompt;completion\n1;2\n", 1, "separated by `;`"),
+            (b"\xff\xfea\0\n\0", 1, "UTF-16"),
             (b"a,b\nx,\xff\n", 2, "cell 2 is not UTF-8"),
         ] {
             let (line, why) = objects(bytes, b',').expect_err(part);
