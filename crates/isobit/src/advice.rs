@@ -28,8 +28,6 @@ pub(crate) struct Advice {
     need: Need,
     /// Whether the weights stay the same, bit for bit.
     same_bits: bool,
-    /// Whether rows are cut.
-    cuts_rows: bool,
     /// What else is to be said.
     effect: String,
     /// Whether it cuts rows: what follows cuts them shorter.
@@ -46,7 +44,6 @@ struct Change {
     sets: Vec<String>,
     run: Run,
     same_bits: bool,
-    cuts_rows: bool,
     effect: &'static str,
     cuts_rows: bool,
 }

@@ -3,7 +3,7 @@
 //! ⟧, green on a terminal.
 
 use crate::Failure;
-use crate::model::{located, refuse_hub_name};
+use crate::model::located;
 use isobit_training::data::{
     self, Bad, DataConfig, DataError, DataErrorKind, Report, RowSource, Template, Tokenizer, Variables,
 };

@@ -215,14 +215,6 @@ pub(crate) fn located(folder: &Path) -> PathBuf {
     if !there.exists() && last.join("config.json").is_file() { last } else { folder }
 }
 
-/// Refuses a name of the hub in place of a folder, with what to do.
-pub(crate) fn refuse_hub_name(folder: &Path) -> Result<(), Failure> {
-    if !folder.exists() && is_hub_name(folder) {
-        return Err(Failure::usage(format!("{} does not exist", folder.display()), HUB_HINT));
-    }
-    Ok(())
-}
-
 /// Whether the adapter's tensors or targets do not match the model.
 fn is_misfit(error: &RunError) -> bool {
     match error {

@@ -76,14 +76,6 @@ fn base_of_run(adapter: &Path) -> Option<PathBuf> {
     Some(config::read(&whole.parent()?.join(RESOLVED), &[]).ok()?.run.base_model)
 }
 
-/// The base of the run that an adapter lies in, if it is there under the name that the adapter
-/// knows: an adapter's config has the last part of the path only.
-fn base_of_run(adapter: &Path, named: Option<&Path>) -> Option<PathBuf> {
-    let run = adapter.canonicalize().ok()?.parent()?.join(RESOLVED);
-    let base = config::read(&run, &[]).ok()?.run.base_model;
-    (base.is_dir() && base.file_name() == named?.file_name()).then_some(base)
-}
-
 /// A model and its adapter, as `eval` would open them.
 fn open(base: PathBuf, adapter: Option<PathBuf>, onto: Onto) -> Result<(model::Arguments, model::Opened), Failure> {
     let options = model::Options {

