@@ -274,6 +274,25 @@ fn nothing_is_written_into_a_complete_folder() {
     assert!(!names(&folder.path("model")).contains(&"e".to_string()));
 }
 
+/// An adapter names its base without the folders above it; the run that it lies in knows them.
+#[test]
+fn the_base_of_a_run_is_found_where_the_run_found_it() {
+    let folder = Folder::new(Shape::TINY);
+    std::fs::create_dir(folder.path("models")).expect("a folder");
+    std::fs::rename(folder.path("model"), folder.path("models/tiny")).expect("moved");
+    // Another folder of that name.
+    std::fs::create_dir(folder.path("tiny")).expect("a folder");
+    folder.trained("run", &["max_steps=1", "save_steps=1", "base_model=models/tiny"]);
+    for (source, output) in [("run", "a"), ("run/final", "b"), ("run/checkpoint-1", "c")] {
+        let ran = folder.run(&["export", "merge", source, "-o", output, "--quiet"]);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{source}");
+    }
+    assert_eq!(folder.run(&["export", "gguf", "run", "--merge", "-o", "a.gguf"]).code, 0);
+    std::fs::rename(folder.path("models"), folder.path("elsewhere")).expect("moved");
+    std::fs::remove_dir(folder.path("tiny")).expect("removed");
+    folder.run(&["export", "merge", "run", "-o", "d"]).says(2, &["names the base tiny", "--base"]);
+}
+
 /// An adapter folder with these tensors and targets.
 fn put_adapter(folder: &Folder, name: &str, targets: &[&str], all: &[Named]) {
     std::fs::create_dir_all(folder.path(name)).expect("folder");
