@@ -474,6 +474,10 @@ fn conversation(_: &Path) -> Result<Check, String> {
 pub(crate) fn model_folder(place: &Path) -> Result<PathBuf, String> {
     let folder = place.join("fuzz-model");
     let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+    // A worker of another target may have left its inputs here.
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).map_err(failed)?;
+    }
     std::fs::create_dir_all(&folder).map_err(failed)?;
     let tokenizer = read(&root().join("crates/isobit/demo/tokenizer.json"))?;
     std::fs::write(folder.join("tokenizer.json"), tokenizer).map_err(failed)?;
