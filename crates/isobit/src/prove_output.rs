@@ -55,16 +55,13 @@ impl Output {
     /// Writes the statement; returns where it is.
     pub(crate) fn write(self, envelope: &Envelope) -> Result<PathBuf, Failure> {
         let text = envelope.to_text();
-        match self.file {
-            Some(mut file) => {
-                file.write(text.as_bytes())?;
-                file.commit()?;
-            }
-            None => {
-                let write = std::fs::OpenOptions::new().write(true).open(&self.path);
-                let write = write.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
-                write.map_err(|error| FileError::from_io("write", &self.path, error))?;
-            }
+        if let Some(mut file) = self.file {
+            file.write(text.as_bytes())?;
+            file.commit()?;
+        } else {
+            let write = std::fs::OpenOptions::new().write(true).open(&self.path);
+            let write = write.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+            write.map_err(|error| FileError::from_io("write", &self.path, error))?;
         }
         Ok(self.path)
     }

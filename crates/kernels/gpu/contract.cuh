@@ -1,6 +1,6 @@
-// Contracting with a factor (docs/numerics.md, "Low-rank products"), with a warp as the 32 lanes of a
-// sum: groups of RANKS ranks share what a warp has read. The factor comes through shared memory, a
-// segment of columns at a time. CUDA C++ behind cuda.h.
+// Contracting with a factor (docs/numerics.md, "Low-rank products"), with a warp as the 32 lanes
+// of a sum: groups of RANKS ranks share what a warp has read. The factor comes through shared
+// memory, a segment of columns at a time. CUDA C++ behind cuda.h.
 
 #define RANKS 8
 #define WARPS 8

@@ -1,5 +1,5 @@
-// Low-rank products, contract (docs/numerics.md, "Low-rank products"): one read of x for up to three
-// groups of RANKS ranks, factors some segments ahead.
+// Low-rank products, contract (docs/numerics.md, "Low-rank products"): one read of x for up to
+// three groups of RANKS ranks, factors some segments ahead.
 
 // This lane's elements of a segment; what lies beyond `width` is not used.
 template <int STEPS, int TOKENS>

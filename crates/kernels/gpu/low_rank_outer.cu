@@ -1,6 +1,6 @@
 // Outer products of several factors in one launch (docs/numerics.md, "Low-rank products"): the two
-// kernels of low_rank.cl for factors without groups, each with its own input, so that the small ones
-// fill the card together. CUDA C++ behind cuda.h.
+// kernels of low_rank.cl for factors without groups, each with its own input, so that the small
+// ones fill the card together. CUDA C++ behind cuda.h.
 
 // Tokens of a block of a sum over tokens, at most.
 #define TOKEN_BLOCK 128

@@ -1,6 +1,7 @@
 // Rows cut into slices (docs/numerics.md, "Slices") and contracted with up to three groups of RANKS
-// ranks ("Low-rank products") in one read. A warp has TOKENS rows, lane l the columns l, l + 32, ...
-// of a chunk, as the sums want them; bytes go through shared memory to be stored in wide words.
+// ranks ("Low-rank products") in one read. A warp has TOKENS rows, lane l the columns l, l + 32 and
+// so on of a chunk, as the sums want them; bytes go through shared memory to be stored in wide
+// words.
 
 #define TOKENS 2
 // Columns of a lane in a chunk, and those of a factor that are staged at once.

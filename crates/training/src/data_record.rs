@@ -22,7 +22,7 @@ pub fn is_of(output_dir: &Path, report: &Report) -> Result<bool, FileError> {
     let text = regular::read_text(&output_dir.join(NAME), BYTES_MAX)?;
     let Ok(mut found) = serde_json::from_str::<serde_json::Value>(&text) else { return Ok(false) };
     let mut expected = value(report);
-    for file in [&mut found, &mut expected].into_iter().flat_map(|value| value["files"].as_array_mut()).flatten() {
+    for file in [&mut found, &mut expected].into_iter().filter_map(|value| value["files"].as_array_mut()).flatten() {
         if let Some(fields) = file.as_object_mut() {
             fields.remove("path");
         }

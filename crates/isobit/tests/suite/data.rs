@@ -53,12 +53,16 @@ fn a_name_on_the_hub_is_told_from_a_folder() {
     for command in [&["data", "check"], &["data", "show"]] {
         let with = |model: &str| folder.run(&[&command[..], &["--model", model, "--data", "data.jsonl"]].concat());
         with("Org/Name").says(2, &["hint: this looks like a name on the Hugging Face hub"]);
-        cached.iter().for_each(|path| _ = with(path).says(2, &["2 revisions of the model"]));
+        for path in &cached {
+            with(path).says(2, &["2 revisions of the model"]);
+        }
     }
     for command in ["gguf", "merge"] {
         let with = |model: &str| folder.run(&["export", command, model, "-o", "out"]);
         with("Org/Name").says(2, &["hint: this looks like a name on the Hugging Face hub"]);
-        cached.iter().for_each(|path| _ = with(path).says(2, &["2 revisions of the model"]));
+        for path in &cached {
+            with(path).says(2, &["2 revisions of the model"]);
+        }
     }
 }
 

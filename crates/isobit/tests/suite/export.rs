@@ -204,7 +204,9 @@ fn what_rounding_leaves_of_an_adapter_is_told() {
     let Shape { hidden, .. } = folder.shape;
     let mut base = weights(folder.shape, 1);
     for (_, _, values) in &mut base {
-        values.iter_mut().for_each(|value| *value = bf16_to_f32(f32_to_bf16(*value + value.signum())));
+        for value in values.iter_mut() {
+            *value = bf16_to_f32(f32_to_bf16(*value + value.signum()));
+        }
     }
     folder.put_model("model", &config_json(folder.shape), &base);
     let path = "base_model.model.model.layers.0.self_attn.q_proj";

@@ -85,6 +85,9 @@ fn restore(folder: &Folder) {
     copy(&folder.path("honest"), &folder.path("run"));
 }
 
+/// A change to a receipt.
+type Edit = fn(&mut Receipt);
+
 /// The receipt claims another config, base, tokenizer or data than the run had.
 #[test]
 fn claimed_inputs_are_compared_with_the_identity_and_with_the_files() {
@@ -92,7 +95,6 @@ fn claimed_inputs_are_compared_with_the_identity_and_with_the_files() {
     let verify = ["verify", "run"];
     let with_model = ["verify", "run", "--model", "model"];
     let prove = ["prove", "run", "-q"];
-    type Edit = fn(&mut Receipt);
     let edits: [(Edit, &[&str], i32, &str); 7] = [
         (|of| drop(of.made.config.insert("seed".into(), "8".into())), &verify, 8, "its config is not the one"),
         (|of| drop(of.made.config.insert("more".into(), "8".into())), &verify, 8, "its config is not the one"),
@@ -221,7 +223,7 @@ fn an_update_that_does_not_follow_is_found_by_a_replay() {
             body.replace_range(at..=at, other);
         }
         before = Hash::of_bytes(&[&before.0, body.as_bytes()].concat());
-        lines += &format!("{body},\"link\":\"{before}\"}}\n");
+        lines.extend([body.as_str(), ",\"link\":\"", &before.to_string(), "\"}\n"]);
         links.push(before);
     }
     folder.put("run/chain.jsonl", lines);
@@ -257,7 +259,7 @@ fn metrics_are_made_again_from_the_chain() {
     }
     let is_evaluation = |line: &&str| line.contains("eval_loss");
     let evaluation = text.lines().find(is_evaluation).expect("an evaluation");
-    let without: String = text.lines().filter(|line| !is_evaluation(line)).map(|line| format!("{line}\n")).collect();
+    let without: String = text.split_inclusive('\n').filter(|line| !is_evaluation(line)).collect();
     forgeries.push((without, "the evaluation of step 3 is missing".to_string()));
     let twice = text.replacen(evaluation, &format!("{evaluation}\n{evaluation}"), 1);
     forgeries.push((twice, "is there twice".to_string()));
@@ -272,7 +274,7 @@ fn metrics_are_made_again_from_the_chain() {
             let line = format!("{body}{CHECK}{}\"}}", checksum(body));
             digest = chained(digest, &line);
             digests.insert(step_of(&line), digest);
-            lines += &format!("{line}\n");
+            lines.extend([line.as_str(), "\n"]);
         }
         folder.put("run/metrics.jsonl", lines);
         for step in [2, 3, 4, 6] {
@@ -304,7 +306,7 @@ fn a_killed_run_verifies_with_notes() {
     std::fs::remove_dir_all(folder.path("run/final")).expect("removed");
     // Resumed after update 2 and killed after update 3, before the receipt was written again.
     let cut = |text: String, keep: &dyn Fn(&str) -> bool| -> String {
-        text.lines().filter(|line| keep(line)).map(|line| format!("{line}\n")).collect()
+        text.split_inclusive('\n').filter(|line| keep(line)).collect()
     };
     folder.put("run/chain.jsonl", cut(folder.text("run/chain.jsonl"), &|line| step_of(line) <= 3));
     folder.put("run/metrics.jsonl", cut(folder.text("run/metrics.jsonl"), &|line| step_of(line) <= 3));

@@ -53,7 +53,7 @@ impl Run<LinearGradInput<'_, GpuMemory>> for Gpu {
         }
         let contraction = part.as_ref().filter(|_| together);
         let terms = product::GradientTerms { contraction, epilogue: Epilogue { bias: None, low } };
-        product::grad_input(self, op.dx, op.dy, op.w, &op.p, terms, workspace);
+        product::grad_input(self, op.dx, op.dy, op.w, &op.p, &terms, workspace);
         if let (Some(adapter), false) = (&op.adapter, in_epilogue) {
             let LowRankTerm { u, factor, p } = adapter.term();
             low_rank::expand(self, op.dx, u, factor, &p, workspace);

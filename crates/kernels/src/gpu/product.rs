@@ -33,7 +33,7 @@ impl Run<ProductForward<'_, GpuMemory>> for Gpu {
 
 impl Run<ProductGradInput<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut ProductGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        grad_input(self, op.dx, op.dy, op.w, &op.p, GradientTerms::default(), workspace);
+        grad_input(self, op.dx, op.dy, op.w, &op.p, &GradientTerms::default(), workspace);
     }
 }
 
@@ -715,10 +715,10 @@ pub(super) fn grad_input(
     dy: &GpuBuffer<f32>,
     w: Matrix<GpuMemory>,
     p: &Product,
-    terms: GradientTerms,
+    terms: &GradientTerms,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    let GradientTerms { contraction, epilogue } = terms;
+    let GradientTerms { contraction, epilogue } = *terms;
     let mut parts = Parts::new(gpu, workspace);
     let weights = weights(w, p, &mut parts);
     let scratch = folded_shape(gpu, p);

@@ -87,7 +87,7 @@ impl<M: Memory> Op<M> for LinearInput<'_, M> {
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
         let lows = self.parts.iter_mut().map(|part| Output::F32(&mut *part.u));
-        std::iter::once(Output::Rows(self.rows)).chain(lows).collect()
+        lows.chain([Output::Rows(self.rows)]).collect()
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) fn objects(bytes: &[u8], delimiter: u8) -> Result<Vec<(usize, Vec<u8>
     }
     // A cell that does not end would swallow all rows after it. A cell of several lines has two with
     // an odd number.
-    let is_odd = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'"').count() % 2 == 1;
+    let is_odd = |bytes: &[u8]| bytes.iter().fold(false, |odd, byte| odd ^ (*byte == b'"'));
     if is_odd(bytes) {
         let first = bytes.split(|byte| *byte == b'\n').position(is_odd).unwrap_or(0);
         let why = "the number of quotation marks is odd, first in this line: a quoted cell does not end";
