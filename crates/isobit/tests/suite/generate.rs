@@ -174,7 +174,9 @@ fn an_adapter_on_a_base_of_other_weights_is_told() {
     let eval = ["eval", "--model", "other", "--adapter", "adapter", "--data", "data.jsonl"];
     folder.run(&eval).says(0, &["warning: the adapter was trained on a different base"]);
     // Without a word about its base there is nothing to compare.
-    std::fs::remove_file(folder.path("adapter/MANIFEST.json")).expect("removed");
+    for file in ["MANIFEST.json", "receipt.json"] {
+        std::fs::remove_file(folder.path("adapter").join(file)).expect("removed");
+    }
     assert_eq!(told("other").err, "");
 }
 
@@ -194,7 +196,9 @@ fn evaluation_of_a_run_is_that_of_its_adapter() {
 /// it: without a manifest.
 fn with_adapter(change: impl FnOnce(&Folder)) -> Ran {
     let folder = folder();
-    std::fs::remove_file(folder.path("adapter/MANIFEST.json")).expect("removed");
+    for file in ["MANIFEST.json", "receipt.json"] {
+        std::fs::remove_file(folder.path("adapter").join(file)).expect("removed");
+    }
     change(&folder);
     folder.run(&["eval", "--model", "model", "--data", "data.jsonl", "--adapter", "adapter"])
 }
