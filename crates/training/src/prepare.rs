@@ -204,7 +204,8 @@ fn check_output(run: &Run) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Checks that the adapter that a run starts from is there, and is the one that the config describes.
+/// Checks that the adapter that a run starts from is there, and is the one that the config
+/// describes.
 pub fn check_start(run: &Run, model: &Config) -> Result<(), RunError> {
     starting_adapter::find(run, model).map(|_| ())
 }

@@ -60,8 +60,8 @@ fn equal_runs_have_equal_chains() {
             assert_eq!(receipt(&folder, &output).made, made, "{other:?}");
             let [whole, last] = [&output, &format!("{output}/final")].map(|place| receipt(&folder, place));
             assert_eq!(last, whole.of_result(), "{other:?}");
-            // The digest also covers the segments and the files of the result: a base of another name
-            // is named there.
+            // The digest also covers the segments and the files of the result: a base of another
+            // name is named there.
             let is_same = whole.digest == receipt(&folder, "run").digest;
             assert_eq!(is_same, number < 3 || (number == 4 && adapter.is_some()), "{other:?}");
             folder.run(&["verify", &output]).says(0, &[]);

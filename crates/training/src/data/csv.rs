@@ -24,8 +24,8 @@ pub(super) fn objects(bytes: &[u8], delimiter: u8) -> Result<Vec<(usize, Vec<u8>
     if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
         return Err(broken(1, "the file is UTF-16: save it as UTF-8"));
     }
-    // A cell that does not end would swallow all rows after it. A cell of several lines has two with
-    // an odd number.
+    // A cell that does not end would swallow all rows after it. A cell of several lines has two
+    // with an odd number.
     let is_odd = |bytes: &[u8]| bytes.iter().fold(false, |odd, byte| odd ^ (*byte == b'"'));
     if is_odd(bytes) {
         let first = bytes.split(|byte| *byte == b'\n').position(is_odd).unwrap_or(0);
