@@ -1,6 +1,5 @@
 //! The engine of one device: weights, moments, and the buffers shared between steps.
 
-use crate::allocator::release_free_pages;
 use crate::batch::{Batch, BatchPosition};
 use crate::engine::{Engine, Stored};
 use crate::host_optimizer::HostOptimizer;
@@ -20,7 +19,6 @@ use isobit_numerics::adamw::{AdamW, Coefficients};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
 use isobit_proof::chain::TensorDigests;
-use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -42,8 +40,6 @@ pub struct Trainer<B: Backend> {
     host: Option<Host<B>>,
     /// Where gradients rest; None if on the device.
     gradients_place: Option<Rc<HostPlace<B>>>,
-    /// Tokens of the last micro-batch.
-    tokens_before: Cell<usize>,
 }
 
 /// Where a trainer keeps what it holds.
@@ -80,21 +76,8 @@ impl<B: Backend> Trainer<B> {
         let tensors = own().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
         let ids = own().map(|(id, _)| id).collect();
         let (memory, moments, optimizer) = (Memory::new(), Vec::new(), None);
-        let (offload, host, gradients_place, tokens_before) = (Offload::NONE, None, None, Cell::default());
-        Self {
-            backend,
-            model,
-            parameters,
-            moments,
-            optimizer,
-            tensors,
-            ids,
-            memory,
-            offload,
-            host,
-            gradients_place,
-            tokens_before,
-        }
+        let (offload, host, gradients_place) = (Offload::NONE, None, None);
+        Self { backend, model, parameters, moments, optimizer, tensors, ids, memory, offload, host, gradients_place }
     }
 
     /// Builds the whole model and places it. Without memory of its own a device has nothing to
@@ -165,11 +148,6 @@ impl<B: Backend> Trainer<B> {
         self.backend.enter(Place::MicroBatch { first: rows.start, end: rows.end });
         let (first_row, micro) = (rows.start, &update.rows[rows]);
         let batch = Batch::new(&self.backend, micro, BatchPosition::of(update, first_row, settings.seed));
-        // Buffers of other lengths leave holes in the heap, which a plan does not know.
-        let before = self.tokens_before.replace(batch.layout.tokens);
-        if before != batch.layout.tokens && self.backend.device_peak_bytes().is_none() {
-            release_free_pages();
-        }
         let mut tape = Tape::new(&self.backend, &self.parameters, &batch.layout, settings.profile, settings.policy)
             .with_buffers_of(&self.memory)
             .with_activations_on_host(self.offload.activations);
