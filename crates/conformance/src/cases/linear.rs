@@ -44,11 +44,15 @@ impl Case for LinearCase {
         let back = LowRank { width: k, layout: FactorLayout::RankMajor, ..expand };
         let term = (rank > 0).then_some(LowRankTerm { u: &u, factor: &up, p: expand });
         let mut sliced = b.rows(SliceShape { rows: m, width: k, profile });
-        let (mut of_x, mut again) = (poisoned(b, m * rank), poisoned(b, m * rank));
-        let parts = [&mut of_x, &mut again].map(|u| Contraction { u, factor: &down, p: back });
-        b.run(LinearInput { rows: &mut sliced, x: &x, parts: parts.into_iter().filter(|_| rank > 0).collect() });
+        let [mut of_x, mut again, mut third] = [(); 3].map(|()| poisoned(b, m * rank));
+        for together in [vec![&mut of_x], vec![&mut again, &mut third]] {
+            let parts = together.into_iter().filter(|_| rank > 0).map(|u| Contraction { u, factor: &down, p: back });
+            b.run(LinearInput { rows: &mut sliced, x: &x, parts: parts.collect() });
+        }
         let of_x = Output::download(b, "u", &of_x);
-        assert_eq!(of_x, Output::download(b, "u", &again), "one factor and several");
+        for one_of_several in [&again, &third] {
+            assert_eq!(of_x, Output::download(b, "u", one_of_several), "one factor and several");
+        }
         let form = |w: Matrix<B::Memory>| {
             let mut y = poisoned(b, m * n);
             b.run(LinearForward { y: &mut y, x: &sliced, w, p, bias: bias.as_ref(), adapter: term });
