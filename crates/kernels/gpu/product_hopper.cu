@@ -141,21 +141,24 @@ __device__ inline void pin(float (&acc)[64]) { asm volatile("" : BIND_64("+f", a
 // ---------------------------------------------------------------------------------------------------------------------
 // The walk over tiles: the pair's p-th piece of work. GROUP tiles of m by all of n, m fastest.
 
+// The first row and column of a tile.
+struct Place {
+    int row, column;
+};
+
 struct Walk {
     int rows, columns;   // of y, in pairs and in tiles
 
     __device__ inline Walk(int m, int n) : rows((m + TILE * CLUSTER - 1) / (TILE * CLUSTER)), columns((n + TILE - 1) / TILE) {}
     __device__ inline int count() const { return rows * columns; }
 
-    // First row and column of this block's tile; may lie beyond the end of y (the block then works
-    // for its peer).
-    __device__ inline void tile(int p, u32 rank, int &row, int &column) const {
+    // This block's tile; may lie beyond the end of y (the block then works for its peer).
+    __device__ inline Place tile(int p, u32 rank) const {
         constexpr int height = GROUP / CLUSTER;
         int group = p / (height * columns), rest = p % (height * columns);
         int first = group * height;
         int here = rows - first < height ? rows - first : height;
-        row = ((first + rest % here) * CLUSTER + (int)rank) * TILE;
-        column = rest / here * TILE;
+        return {((first + rest % here) * CLUSTER + (int)rank) * TILE, rest / here * TILE};
     }
 };
 
@@ -168,9 +171,8 @@ __device__ inline void produce(Ring ring, const Walk &walk, u32 rank, int kblock
     const u32 b_row = rank * part;
 
     for (int p = blockIdx.x / CLUSTER; p < walk.count(); p += gridDim.x / CLUSTER) {
-        int row, column;
-        walk.tile(p, rank, row, column);
-        column += b_row;
+        const Place tile = walk.tile(p, rank);
+        const int row = tile.row, column = tile.column + b_row;
         for (int block = 0; block < kblocks; block++) {
             const u32 a = ring.slot(), b = ring.slot() + b_row * KBLOCK, full = ring.full();
             const int k = block * KBLOCK;
@@ -404,63 +406,63 @@ __device__ inline void expand(float (&acc)[64], float *staged, const LowRank &lo
     for (int i = 0; i < 64; i++) acc[i] = __fmaf_rn(low.alpha, chains[i], acc[i]);
 }
 
-__device__ inline void store_tile(const float (&acc)[64], const Output &out, int row, int column, u32 lane) {
-    const int m = out.m, n = out.n;
-    if (out.aligned(4)) {
-        // Neighbouring lanes trade pairs so that each holds four consecutive columns: of columns
-        // 8j.. the even lane, of columns 8(j+1).. the odd one. A store then covers 8 rows of 64
-        // bytes instead of 32.
-        const bool odd = lane & 1;
-        const int c = odd ? column + 8 - 2 : column;
+// Neighbouring lanes trade pairs so that each holds four consecutive columns: of columns 8j.. the
+// even lane, of columns 8(j+1).. the odd one. A store then covers 8 rows of 64 bytes instead of 32.
+// WHOLE: the tile ends inside of y. `row` and `column` are this thread's first ones.
+template <bool WHOLE>
+__device__ inline void store_wide(const float (&acc)[64], const Output &out, int row, int column, u32 lane) {
+    const bool odd = lane & 1;
+    const int c = odd ? column + 8 - 2 : column;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = row + 8 * half;
-            float *line = out.y + r * out.stride + c;
+    for (int half = 0; half < 2; half++) {
+        const int r = row + 8 * half;
+        float *line = out.y + r * out.stride + c;
 #pragma unroll
-            for (int j = 0; j < 16; j += 2) {
-                const int i = 4 * j + 2 * half;
-                const float own_x = odd ? acc[i + 4] : acc[i], own_y = odd ? acc[i + 5] : acc[i + 1];
-                const float give_x = odd ? acc[i] : acc[i + 4], give_y = odd ? acc[i + 1] : acc[i + 5];
-                const float got_x = __shfl_xor_sync(0xffffffff, give_x, 1), got_y = __shfl_xor_sync(0xffffffff, give_y, 1);
-                const float4 v = odd ? make_float4(got_x, got_y, own_x, own_y) : make_float4(own_x, own_y, got_x, got_y);
-                // .cs: y is not read again here and should not push the operands out of L2.
-                if (r < m && c + 8 * j < n) __stcs((float4 *)(line + 8 * j), v);
-            }
-        }
-    } else {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = row + 8 * half;
-            float *line = out.y + r * out.stride;
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                const int c = column + 8 * j;
-                if (r < m && c < n) __stcs(line + c, acc[4 * j + 2 * half]);
-                if (r < m && c + 1 < n) __stcs(line + c + 1, acc[4 * j + 2 * half + 1]);
-            }
+        for (int j = 0; j < 16; j += 2) {
+            const int i = 4 * j + 2 * half;
+            const float own_x = odd ? acc[i + 4] : acc[i], own_y = odd ? acc[i + 5] : acc[i + 1];
+            const float give_x = odd ? acc[i] : acc[i + 4], give_y = odd ? acc[i + 1] : acc[i + 5];
+            const float got_x = __shfl_xor_sync(0xffffffff, give_x, 1), got_y = __shfl_xor_sync(0xffffffff, give_y, 1);
+            const float4 v = odd ? make_float4(got_x, got_y, own_x, own_y) : make_float4(own_x, own_y, got_x, got_y);
+            // .cs: y is not read again here and should not push the operands out of L2.
+            if (WHOLE || (r < out.m && c + 8 * j < out.n)) __stcs((float4 *)(line + 8 * j), v);
         }
     }
 }
 
+// `tile` is this warpgroup's part of the tile.
+__device__ inline void store_tile(const float (&acc)[64], const Output &out, Place tile, int row, int column, u32 lane) {
+    if (out.aligned(4)) {
+        if (tile.row + 64 <= out.m && tile.column + TILE <= out.n) store_wide<true>(acc, out, row, column, lane);
+        else store_wide<false>(acc, out, row, column, lane);
+        return;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int r = row + 8 * half;
+        float *line = out.y + r * out.stride;
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            const int c = column + 8 * j;
+            if (r < out.m && c < out.n) __stcs(line + c, acc[4 * j + 2 * half]);
+            if (r < out.m && c + 1 < out.n) __stcs(line + c + 1, acc[4 * j + 2 * half + 1]);
+        }
+    }
+}
+
+// ONTO: sums start from y.
+template <bool ONTO>
 __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblocks, u32 warpgroup, float *staged,
-                               const float *ux, const float *uw, const float *bias, const LowRank &low, const Output &out,
-                               bool accumulate) {
+                               const float *ux, const float *uw, const float *bias, const LowRank &low, const Output &out) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const u32 own_row = warp * 16 + lane / 4, own_column = lane % 4 * 2;
-    const int m = out.m, n = out.n;
+    const int m = out.m, n = out.n, step = gridDim.x / CLUSTER;
     const int chunks = (kblocks + BLOCKS_PER_CHUNK - 1) / BLOCKS_PER_CHUNK;
 
-    for (int p = blockIdx.x / CLUSTER; p < walk.count(); p += gridDim.x / CLUSTER) {
-        int first_row, first_column;
-        walk.tile(p, rank, first_row, first_column);
-        first_row += warpgroup * 64;
-        const int row = first_row + own_row, column = first_column + own_column;
-
-        // What the epilogue reads arrives while the products run.
-        warpgroup_sync(warpgroup);   // all have read what was staged for the tile before
-        if (uw) stage_columns(staged + STAGED_SCALES, uw, n, first_column);
-        if (bias) stage_columns(staged + STAGED_BIAS, bias, n, first_column);
-        if (low.rank > 0) stage_ranks(staged, low, 0, m, n, first_row, first_column);
+    Place next = walk.tile(blockIdx.x / CLUSTER, rank);
+    for (int p = blockIdx.x / CLUSTER; p < walk.count(); p += step) {
+        const Place tile = {next.row + (int)warpgroup * 64, next.column};
+        const int row = tile.row + own_row, column = tile.column + own_column;
 
         // Rows beyond the end borrow the last one's scales; they are not stored.
         const float *scales_0 = ux + (u64)(row < m ? row : m - 1) * chunks;
@@ -469,6 +471,7 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
         float acc[64];
 #pragma unroll
         for (int i = 0; i < 64; i++) acc[i] = 0.f;
+        pin(acc);   // or the compiler gives the first chunk a loop of its own and runs out of registers
 
         for (int chunk = 0; chunk < chunks; chunk++) {
             // Scales first: they arrive while the products run.
@@ -479,8 +482,16 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
             int sums[128];   // X, then HH
             barrier_wait(ring.full(), ring.parity);
             multiply_slot<true>(sums, ring.slot(), warpgroup);
-            // So do the numbers that this product continues from.
-            if (accumulate && chunk == 0) load_tile(acc, out, row, column);
+            if (chunk == 0) {
+                // So does what the epilogue reads, and what this product continues from. The next
+                // tile is found meanwhile, too.
+                warpgroup_sync(warpgroup);   // all have read what was staged for the tile before
+                if (uw) stage_columns(staged + STAGED_SCALES, uw, n, tile.column);
+                if (bias) stage_columns(staged + STAGED_BIAS, bias, n, tile.column);
+                if (low.rank > 0) stage_ranks(staged, low, 0, m, n, tile.row, tile.column);
+                if (ONTO) load_tile(acc, out, row, column);
+                next = walk.tile(p + step, rank);
+            }
             u32 previous = ring.empty();
             ring.advance();
 #pragma unroll 1
@@ -493,8 +504,8 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
                 ring.advance();
             }
             wgmma_wait<0>();
-            pin(sums);
             release(previous, lane);
+            pin(sums);
 
 #pragma unroll
             for (int i = 0; i < 64; i++) {
@@ -508,41 +519,35 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
         warpgroup_sync(warpgroup);
         if (uw) scale(acc, staged + STAGED_SCALES + own_column);
         if (bias) add_bias(acc, staged + STAGED_BIAS + own_column);
-        if (low.rank > 0) expand(acc, staged, low, m, n, first_row, first_column, own_row, own_column, warpgroup);
-        store_tile(acc, out, row, column, lane);
+        if (low.rank > 0) expand(acc, staged, low, m, n, tile.row, tile.column, own_row, own_column, warpgroup);
+        store_tile(acc, out, tile, row, column, lane);
     }
 }
 
-}   // namespace slice_product
+// The operands of the kernels below, where their meaning stands.
+struct Operands {
+    const TensorMap &a_hi, &a_lo, &b_hi, &b_lo;
+    const float *ux, *uw, *bias;
+    int k;
+};
 
-// a_hi, a_lo: tensor maps of int8 [m, kp], boxes of 128 rows; b_hi, b_lo: of int8 [n, kp], boxes of
-// 64 rows; all 128 bytes wide in the 128-byte swizzle, zeros outside; kp = k rounded up to 128,
-// padded with zeros. ux: [m, ceil(k / 512)]. uw: [n], or null for y = acc. y: [m, n], `stride`
-// elements from row to row; acc starts from it if `accumulate`. bias: [n] or null. u: [m, low_rank]
-// and the factor of an adapter, unless low_rank is 0. k > 0. Grid: an even number of blocks, one
-// per multiprocessor.
-extern "C" __global__ void __launch_bounds__(slice_product::THREADS, 1) __cluster_dims__(2, 1, 1)
-    slice_product_x2(const __grid_constant__ slice_product::TensorMap a_hi, const __grid_constant__ slice_product::TensorMap a_lo,
-                     const __grid_constant__ slice_product::TensorMap b_hi, const __grid_constant__ slice_product::TensorMap b_lo,
-                     const float *__restrict__ ux, const float *__restrict__ uw, float *y, unsigned long long stride, int m, int n, int k,
-                     int accumulate, const float *__restrict__ bias, const float *__restrict__ u, const float *__restrict__ factor,
-                     unsigned long long rank_step, unsigned long long width_step, int low_rank, float alpha) {
-    using namespace slice_product;
+template <bool ONTO>
+__device__ inline void product(const Operands &operands, const LowRank &low, const Output &out) {
     extern __shared__ unsigned char shared[];
 
     Ring ring;
     ring.base = ((u32)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
     ring.stage = 0;
     ring.parity = 0;
-    const Walk walk(m, n);
+    const Walk walk(out.m, out.n);
     const u32 rank = cluster_rank();
-    const int kblocks = (k + KBLOCK - 1) / KBLOCK;
+    const int kblocks = (operands.k + KBLOCK - 1) / KBLOCK;
 
     if (threadIdx.x == 0) {
-        prefetch_map(a_hi);
-        prefetch_map(a_lo);
-        prefetch_map(b_hi);
-        prefetch_map(b_lo);
+        prefetch_map(operands.a_hi);
+        prefetch_map(operands.a_lo);
+        prefetch_map(operands.b_hi);
+        prefetch_map(operands.b_lo);
         for (Ring r = ring; r.parity == 0; r.advance()) {
             barrier_init(r.full(), 1);
             barrier_init(r.empty(), CONSUMER_WARPS * CLUSTER);
@@ -555,16 +560,37 @@ extern "C" __global__ void __launch_bounds__(slice_product::THREADS, 1) __cluste
     const u32 warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (threadIdx.x == 0) produce(ring, walk, rank, kblocks, a_hi, a_lo, b_hi, b_lo);
+        if (threadIdx.x == 0) produce(ring, walk, rank, kblocks, operands.a_hi, operands.a_lo, operands.b_hi, operands.b_lo);
         __syncwarp();
         cluster_sync();   // no block leaves while its peer may still arrive on its barriers
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-        const Output out = {y, stride, m, n};
-        const LowRank low = {u, factor, rank_step, width_step, low_rank, alpha};
         const u32 consumer = warpgroup - 1;
         float *staged = (float *)(shared + (ring.base - (u32)__cvta_generic_to_shared(shared)) + STAGED) + consumer * STAGED_FLOATS;
-        consume(ring, walk, rank, kblocks, consumer, staged, ux, uw, bias, low, out, accumulate != 0);
+        consume<ONTO>(ring, walk, rank, kblocks, consumer, staged, operands.ux, operands.uw, operands.bias, low, out);
         cluster_sync();
     }
 }
+
+}   // namespace slice_product
+
+// a_hi, a_lo: tensor maps of int8 [m, kp], boxes of 128 rows; b_hi, b_lo: of int8 [n, kp], boxes of
+// 64 rows; all 128 bytes wide in the 128-byte swizzle, zeros outside; kp = k rounded up to 128,
+// padded with zeros. ux: [m, ceil(k / 512)]. uw: [n], or null for y = acc. y: [m, n], `stride`
+// elements from row to row. bias: [n] or null. u: [m, low_rank] and the factor of an adapter,
+// unless low_rank is 0. k > 0. Grid: an even number of blocks, one per multiprocessor.
+#define SLICE_PRODUCT(name, ONTO) \
+    extern "C" __global__ void __launch_bounds__(slice_product::THREADS, 1) __cluster_dims__(2, 1, 1) name( \
+        const __grid_constant__ hopper::TensorMap a_hi, const __grid_constant__ hopper::TensorMap a_lo, \
+        const __grid_constant__ hopper::TensorMap b_hi, const __grid_constant__ hopper::TensorMap b_lo, \
+        const float *__restrict__ ux, const float *__restrict__ uw, float *y, hopper::u64 stride, int m, int n, int k, \
+        const float *__restrict__ bias, const float *__restrict__ u, const float *__restrict__ factor, \
+        hopper::u64 rank_step, hopper::u64 width_step, int low_rank, float alpha) { \
+        using namespace slice_product; \
+        const LowRank low = {u, factor, rank_step, width_step, low_rank, alpha}; \
+        product<ONTO>({a_hi, a_lo, b_hi, b_lo, ux, uw, bias, k}, low, {y, stride, m, n}); \
+    }
+
+SLICE_PRODUCT(slice_product_x2, false)
+// The same added to what y holds.
+SLICE_PRODUCT(slice_product_x2_onto, true)

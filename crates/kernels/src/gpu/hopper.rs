@@ -121,7 +121,6 @@ pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {
         m32.into(),
         n32.into(),
         k32.into(),
-        u32::from(p.accumulate).into(),
         p.epilogue.bias.map_or(Argument::U64(0), |(bias, start)| bias.at::<f32>(start)),
         low.u.0.at::<f32>(low.u.1),
         low.factor.0.at::<f32>(low.factor.1),
@@ -133,7 +132,8 @@ pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {
     let tiles = m.div_ceil(TILE * CLUSTER) * n.div_ceil(TILE);
     let clusters = (gpu.device.runtime.multiprocessors() / CLUSTER).min(tiles).max(1);
     let groups = Groups::of(clusters * CLUSTER, THREADS);
-    gpu.launch_with(&PRODUCT_HOPPER, "slice_product_x2", Profile::X2, groups, SHARED_BYTES, &arguments);
+    let kernel = if p.accumulate { "slice_product_x2_onto" } else { "slice_product_x2" };
+    gpu.launch_with(&PRODUCT_HOPPER, kernel, Profile::X2, groups, SHARED_BYTES, &arguments);
 }
 
 /// Descriptors of an operand's planes for the copy engine. None after a failure of the device.
