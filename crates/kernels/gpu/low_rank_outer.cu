@@ -4,11 +4,15 @@
 
 // Tokens of a block of a sum over tokens, at most.
 #define TOKEN_BLOCK 128
-// Ranks and columns of a group that sums up blocks.
+// Ranks and columns of a group that sums up blocks, of which a thread has EACH neighbours; columns
+// of a group that adds up these sums.
 #define RANKS 8
-#define COLUMNS 128
-// Elements of x, and sums of blocks, that a thread asks for before it uses the first.
-#define AHEAD 32
+#define THREADS 128
+#define EACH 2
+#define COLUMNS (THREADS * EACH)
+#define SUM_COLUMNS THREADS
+// Tokens of x, and sums of blocks, that a thread asks for before it uses the first.
+#define AHEAD 16
 #define SUMS_AHEAD 16
 
 // A factor: where the sums of its blocks go [block, rank, width], what they are of, the gradient
@@ -37,58 +41,83 @@ struct alignas(64) Outer {
     const __grid_constant__ Outer o0, const __grid_constant__ Outer o1, const __grid_constant__ Outer o2, \
         const __grid_constant__ Outer o3, const __grid_constant__ Outer o4, const __grid_constant__ Outer o5, uint count
 
+// The EACH numbers of a token from `column` on; zeros beyond the end. PAIRS: rows begin at
+// multiples of EACH numbers.
+template <bool PAIRS>
+FUNCTION float2 load_pair(const float *row, uint column, uint width) {
+    if (PAIRS) return __ldg((const float2 *)(row + column));
+    return make_float2(__ldg(row + column), column + 1u < width ? __ldg(row + column + 1u) : 0.0f);
+}
+
 // The products of AHEAD tokens from `t` on, or of as many as there are.
-template <bool WHOLE>
-FUNCTION void add_tokens(float (&sums)[RANKS], const float *from, const float *scaled, uint t, uint tokens, uint width) {
-    float values[AHEAD];
+template <bool WHOLE, bool PAIRS>
+FUNCTION void add_tokens(
+    float (&sums)[EACH][RANKS], const float *from, const float *scaled, uint t, uint tokens, uint column, uint width
+) {
+    float2 values[AHEAD];
 #pragma unroll
-    for (uint i = 0u; i < AHEAD; i++) values[i] = WHOLE || t + i < tokens ? __ldg(from + (ulong)(t + i) * width) : 0.0f;
+    for (uint i = 0u; i < AHEAD; i++) {
+        values[i] = make_float2(0.0f, 0.0f);
+        if (WHOLE || t + i < tokens) values[i] = load_pair<PAIRS>(from + (ulong)(t + i) * width, column, width);
+    }
 #pragma unroll
     for (uint i = 0u; i < AHEAD; i++) {
         if (WHOLE || t + i < tokens) {
 #pragma unroll
-            for (uint n = 0u; n < RANKS; n++) sums[n] = fma_rn(scaled[(t + i) * RANKS + n], values[i], sums[n]);
+            for (uint n = 0u; n < RANKS; n++) {
+                const float factor = scaled[(t + i) * RANKS + n];
+                sums[0][n] = fma_rn(factor, values[i].x, sums[0][n]);
+                sums[1][n] = fma_rn(factor, values[i].y, sums[1][n]);
+            }
         }
     }
 }
 
+template <bool PAIRS>
+FUNCTION void add_block(
+    float (&sums)[EACH][RANKS], const float *from, const float *scaled, uint tokens, uint column, uint width
+) {
+    uint t = 0u;
+    for (; t + AHEAD <= tokens; t += AHEAD) add_tokens<true, PAIRS>(sums, from, scaled, t, tokens, column, width);
+    if (t < tokens) add_tokens<false, PAIRS>(sums, from, scaled, t, tokens, column, width);
+}
+
 // Sums of single blocks: COLUMNS columns and RANKS ranks of one block per group. `blocks` holds
 // first token and end of each; `first_block` is the first of this launch.
-extern "C" __global__ __launch_bounds__(COLUMNS) void outer_blocks(OUTERS, const uint *blocks, uint first_block) {
+extern "C" __global__ __launch_bounds__(THREADS) void outer_blocks(OUTERS, const uint *blocks, uint first_block) {
     __shared__ __align__(16) float scaled[TOKEN_BLOCK * RANKS];
     OWN(first_tile);
     const uint rank_tiles = (own.rank + RANKS - 1u) / RANKS, width_tiles = (own.width + COLUMNS - 1u) / COLUMNS;
     const uint first_rank = index % rank_tiles * RANKS, block = index / rank_tiles / width_tiles;
-    const uint column = index / rank_tiles % width_tiles * COLUMNS + threadIdx.x;
+    const uint column = index / rank_tiles % width_tiles * COLUMNS + threadIdx.x * EACH;
     const uint first = blocks[2u * (first_block + block)], tokens = blocks[2u * (first_block + block) + 1u] - first;
 #pragma unroll
-    for (uint i = threadIdx.x; i < TOKEN_BLOCK * RANKS; i += COLUMNS) {
+    for (uint i = threadIdx.x; i < TOKEN_BLOCK * RANKS; i += THREADS) {
         const uint j = first_rank + i % RANKS;
         const bool there = i < tokens * RANKS && j < own.rank;
         scaled[i] = there ? own.alpha * own.u[(ulong)(first + i / RANKS) * own.rank + j] : 0.0f;
     }
     __syncthreads();
     if (column >= own.width) return;
-    float sums[RANKS];
-#pragma unroll
-    for (uint n = 0u; n < RANKS; n++) sums[n] = 0.0f;
-    const float *from = own.x + (ulong)first * own.width + column;
-    uint t = 0u;
-    for (; t + AHEAD <= tokens; t += AHEAD) add_tokens<true>(sums, from, scaled, t, tokens, own.width);
-    if (t < tokens) add_tokens<false>(sums, from, scaled, t, tokens, own.width);
+    float sums[EACH][RANKS] = {};
+    const float *from = own.x + (ulong)first * own.width;
+    if (own.width % EACH == 0u) add_block<true>(sums, from, scaled, tokens, column, own.width);
+    else add_block<false>(sums, from, scaled, tokens, column, own.width);
 #pragma unroll
     for (uint n = 0u; n < RANKS; n++) {
         if (first_rank + n < own.rank) {
-            own.partial[((ulong)block * own.rank + first_rank + n) * own.width + column] = sums[n];
+            float *to = own.partial + ((ulong)block * own.rank + first_rank + n) * own.width + column;
+            to[0] = sums[0][n];
+            if (column + 1u < own.width) to[1] = sums[1][n];
         }
     }
 }
 
 // Adds the sums of `blocks` blocks to the gradients in order, a thread per element.
-extern "C" __global__ __launch_bounds__(COLUMNS) void outer_sums(OUTERS, uint blocks) {
+extern "C" __global__ __launch_bounds__(SUM_COLUMNS) void outer_sums(OUTERS, uint blocks) {
     OWN(first_sum);
-    const uint width_tiles = (own.width + COLUMNS - 1u) / COLUMNS;
-    const uint column = index % width_tiles * COLUMNS + threadIdx.x, j = index / width_tiles;
+    const uint width_tiles = (own.width + SUM_COLUMNS - 1u) / SUM_COLUMNS;
+    const uint column = index % width_tiles * SUM_COLUMNS + threadIdx.x, j = index / width_tiles;
     if (column >= own.width) return;
     const ulong step = (ulong)own.rank * own.width;
     const float *from = own.partial + (ulong)j * own.width + column;

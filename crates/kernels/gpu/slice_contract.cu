@@ -44,16 +44,18 @@ FUNCTION void slice_chunk(
 }
 
 // With FOLDED, slices are those of x times the factor of each column; the contraction is that of x.
-// The planes have `plane_rows` rows, of which the first `rows` are written.
+// These factors are staged as well, in twice as many places: they are read when a chunk is sliced,
+// after the copies of a later segment have begun. The planes have `plane_rows` rows, of which the
+// first `rows` are written.
 template <int PARTS, bool BY_RANK, bool FOLDED>
 FUNCTION void slice_and_contract(
     const Parts &parts, char *planes, float *scales, const float *x, const float *factors, uint rows, uint plane_rows,
     uint width
 ) {
-    constexpr uint STAGE = PARTS * RANKS * SEGMENT;
+    constexpr uint STAGE = PARTS * RANKS * SEGMENT, FOLDS = 4u;
     extern __shared__ float4 shared[];
-    float *staged = (float *)shared;
-    uchar *bytes = (uchar *)(staged + 2u * STAGE) + threadIdx.x / LANES * (SLICES * CHUNK);
+    float *staged = (float *)shared, *folds = staged + 2u * STAGE;
+    uchar *bytes = (uchar *)(folds + (FOLDED ? FOLDS * SEGMENT : 0u)) + threadIdx.x / LANES * (SLICES * CHUNK);
     const uint lane = threadIdx.x % LANES, first = (blockIdx.x * WARPS + threadIdx.x / LANES) * TOKENS;
     const uint chunks = (width + (CHUNK - 1u)) / CHUNK, segments = (width + (SEGMENT - 1u)) / SEGMENT;
     const uint padded = row_words(width) * 4u;
@@ -72,6 +74,11 @@ FUNCTION void slice_and_contract(
             for (int p = 0; p < PARTS; p++) {
                 float *to = staged + segment % 2u * STAGE + p * RANKS * SEGMENT;
                 stage<SEGMENT, BY_RANK>(to, parts.part[p], width, segment * SEGMENT);
+            }
+            if (FOLDED && threadIdx.x < SEGMENT / 4u) {
+                const uint at = threadIdx.x * 4u, column = segment * SEGMENT + at;
+                const bool there = column < width;
+                stage_4(folds + segment % FOLDS * SEGMENT + at, factors + (there ? column : 0u), there);
             }
         }
         copies_end();
@@ -108,7 +115,8 @@ FUNCTION void slice_and_contract(
         if (FOLDED) {
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
-                const float factor = start + s * LANES < width ? __ldg(factors + start + s * LANES) : 0.0f;
+                const bool there = start + s * LANES < width;
+                const float factor = there ? folds[2u * chunk % FOLDS * SEGMENT + s * LANES + lane] : 0.0f;
 #pragma unroll
                 for (int t = 0; t < TOKENS; t++) values[t][s] = __fmul_rn(values[t][s], factor);
             }

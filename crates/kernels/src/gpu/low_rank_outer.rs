@@ -14,10 +14,13 @@ use isobit_numerics::slices::Profile;
 pub(super) static LOW_RANK_OUTER: Program =
     Program { name: "low_rank_outer", text: files!("low_rank_outer.cu"), language: Language::Cuda };
 
-/// Factors per launch, and ranks and columns of a group: as the kernels have them.
+/// As the kernels have them: factors per launch, work items of a group, ranks and columns of one
+/// that sums up blocks, and columns of one that adds up these sums.
 const FACTORS: usize = 6;
+const THREADS: usize = 128;
 const RANKS: usize = 8;
-const COLUMNS: usize = 128;
+const COLUMNS: usize = 2 * THREADS;
+const SUM_COLUMNS: usize = THREADS;
 
 pub(super) fn serves(gpu: &Gpu, p: &LowRank) -> bool {
     gpu.architecture().is_some() && p.factors() == 1
@@ -35,7 +38,7 @@ pub(super) fn outer(gpu: &Gpu, parts: &[OuterProduct<GpuMemory>], row_starts: &[
             let (table, tiles, sums) = table(parts, &partials, here);
             let launch = |kernel, groups, last: &[Argument]| {
                 let arguments: Vec<Argument> = table.iter().chain(last).copied().collect();
-                gpu.launch_sliced(&LOW_RANK_OUTER, kernel, Profile::X2, Groups::of(groups, COLUMNS), &arguments);
+                gpu.launch_sliced(&LOW_RANK_OUTER, kernel, Profile::X2, Groups::of(groups, THREADS), &arguments);
             };
             launch("outer_blocks", tiles, &[DevicePointer::from(&blocks).into(), dimension(first).into()]);
             launch("outer_sums", sums, &[dimension(here).into()]);
@@ -55,13 +58,12 @@ fn table(
         let pair = |low: usize, high: usize| u64::from(dimension(low)) | u64::from(dimension(high)) << 32;
         let [u, x] = [u, x].map(|buffer| DevicePointer::from(*buffer).address());
         let (rank_step, width_step) = steps(p);
-        let columns = p.width.div_ceil(COLUMNS);
         *row = [0; 16];
         row[..4].copy_from_slice(&[partial.address(), u, x, DevicePointer::from(&**dfactor).address()]);
         row[4..6].copy_from_slice(&[pair(p.rank, p.width), pair(tiles, sums)]);
         row[6..9].copy_from_slice(&[rank_step as u64, width_step as u64, u64::from(p.alpha.to_bits())]);
-        tiles += blocks * columns * p.rank.div_ceil(RANKS);
-        sums += p.rank * columns;
+        tiles += blocks * p.width.div_ceil(COLUMNS) * p.rank.div_ceil(RANKS);
+        sums += p.rank * p.width.div_ceil(SUM_COLUMNS);
     }
     let mut arguments: Vec<Argument> = table.map(Argument::Descriptor).into();
     arguments.push(dimension(parts.len()).into());
