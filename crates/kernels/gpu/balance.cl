@@ -85,9 +85,7 @@ KERNEL(GROUP) balance_backward(
     for (uint e = lane; e < here; e += LANES) {
         mean = fma_rn(div_rn(isobit_exp(logits[at + e] - most), sum), share[from + e], mean);
     }
-    lanes[local_index()] = mean;
-    tree_sums(lanes, TOKENS);
-    mean = lanes[local_index() - lane];
+    mean = team_sum(lanes, mean);
     for (uint e = lane; e < here; e += LANES) {
         float probability = div_rn(isobit_exp(logits[at + e] - most), sum);
         dlogits[at + e] = fma_rn(probability, share[from + e] - mean, dlogits[at + e]);

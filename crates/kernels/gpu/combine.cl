@@ -56,9 +56,8 @@ KERNEL(GROUP) combine_backward(
         sum = fma_rn(value, rows[at + c], sum);
         drows[at + c] = weight * value;
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, PAIRS);
+    sum = team_sum(lanes, sum);
     if (lane == 0u && pair < row_count) {
-        dweights[pair] = lanes[local_index()];
+        dweights[pair] = sum;
     }
 }

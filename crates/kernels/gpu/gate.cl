@@ -45,9 +45,8 @@ KERNEL(GROUP) gate_backward_tokens(
         sum = fma_rn(d, x[at + c], sum);
         dx[at + c] = d * s;
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, TOKENS);
+    sum = team_sum(lanes, sum);
     if (lane == 0u && token < tokens) {
-        dg[token] = lanes[local_index()] * (s * (1.0f - s));
+        dg[token] = sum * (s * (1.0f - s));
     }
 }

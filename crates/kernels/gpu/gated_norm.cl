@@ -23,9 +23,8 @@ KERNEL(GROUP) gated_norm_forward(
         float value = h[at + c];
         sum = fma_rn(value, value, sum);
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, TOKENS);
-    float mean = div_rn(lanes[local_index() - lane], (float)width);
+    sum = team_sum(lanes, sum);
+    float mean = div_rn(sum, (float)width);
     float inv = div_rn(1.0f, sqrt_rn(mean + eps));
     if (lane == 0u && token < tokens) {
         inverse[token] = inv;
@@ -63,9 +62,8 @@ KERNEL(GROUP) gated_norm_backward(
         dh[at + c] = grad;
         sum = fma_rn(grad, normal, sum);
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, TOKENS);
-    float mean = div_rn(lanes[local_index() - lane], (float)width);
+    sum = team_sum(lanes, sum);
+    float mean = div_rn(sum, (float)width);
     for (uint c = lane; c < here; c += LANES) {
         dh[at + c] = fma_rn(-(h[at + c] * inv), mean, dh[at + c]) * inv;
     }

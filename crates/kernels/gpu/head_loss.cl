@@ -1,64 +1,11 @@
 // LM head and cross-entropy (docs/numerics.md, "Head and loss") over logits z[token][column] of a
-// stripe of the vocabulary. 32 work items, one per lane, take a (token, block) or a token; a group
-// has eight such teams.
+// stripe of the vocabulary. A team (lanes.h) takes a (token, block) or a token.
 
 #define TEAMS (GROUP / LANES)
 #define PER_LANE (CHUNK / LANES)
 #define IGNORED (-100)
 #define NOWHERE 0xffffffffu
 #define NEGATIVE_INFINITY as_f32(0xff800000u)
-
-// The largest of a team's numbers; a NaN is passed by. Every work item of the group calls it.
-FUNCTION float team_max(LOCAL_POINTER float *scratch, float value) {
-    uint l = local_index();
-    uint lane = l % LANES;
-    scratch[l] = value;
-    barrier_local();
-    for (uint h = LANES / 2; h > 0u; h /= 2u) {
-        if (lane < h) {
-            float other = scratch[l + h];
-            scratch[l] = other > scratch[l] ? other : scratch[l];
-        }
-        barrier_local();
-    }
-    float result = scratch[l - lane];
-    barrier_local();
-    return result;
-}
-
-FUNCTION uint team_min(LOCAL_POINTER uint *scratch, uint value) {
-    uint l = local_index();
-    uint lane = l % LANES;
-    scratch[l] = value;
-    barrier_local();
-    for (uint h = LANES / 2; h > 0u; h /= 2u) {
-        if (lane < h) {
-            uint other = scratch[l + h];
-            scratch[l] = other < scratch[l] ? other : scratch[l];
-        }
-        barrier_local();
-    }
-    uint result = scratch[l - lane];
-    barrier_local();
-    return result;
-}
-
-// The tree of a lane sum.
-FUNCTION float team_sum(LOCAL_POINTER float *scratch, float value) {
-    uint l = local_index();
-    uint lane = l % LANES;
-    scratch[l] = value;
-    barrier_local();
-    for (uint h = LANES / 2; h > 0u; h /= 2u) {
-        if (lane < h) {
-            scratch[l] = scratch[l] + scratch[l + h];
-        }
-        barrier_local();
-    }
-    float result = scratch[l - lane];
-    barrier_local();
-    return result;
-}
 
 // Maximum, sum and first maximum of every block of a stripe, and the labels' logits. A team per
 // (token, block); results are [token][block of the whole vocabulary].

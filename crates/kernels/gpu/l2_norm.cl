@@ -14,9 +14,8 @@ KERNEL(GROUP) l2_norm_forward(
         float value = x[at + c];
         sum = fma_rn(value, value, sum);
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, TOKENS);
-    float inv = isobit_rsqrt(lanes[local_index() - lane] + eps);
+    sum = team_sum(lanes, sum);
+    float inv = isobit_rsqrt(sum + eps);
     if (lane == 0u && token < tokens) {
         inverse[token] = inv;
     }
@@ -44,9 +43,7 @@ KERNEL(GROUP) l2_norm_backward(
     for (uint c = lane; c < here; c += LANES) {
         sum = fma_rn(dy[at + c] * factor, x[at + c] * inv, sum);
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, TOKENS);
-    float along = lanes[local_index() - lane];
+    float along = team_sum(lanes, sum);
     for (uint c = lane; c < here; c += LANES) {
         dx[at + c] = fma_rn(-(x[at + c] * inv), along, dy[at + c] * factor) * inv;
     }

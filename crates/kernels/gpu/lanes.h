@@ -65,33 +65,64 @@ FUNCTION void tree_sums(LOCAL_POINTER float *lanes, uint count) {
     }
 }
 
+// A team is 32 work items in a row, one for each lane of a sum. All work items of the group call
+// these together and get what the numbers of their team give; `lanes` has GROUP elements and is
+// free again on return. NVIDIA's warps are teams and need no memory for it.
+#if defined(__CUDA_ARCH__)
+#define TEAM_TREE(type, combined) \
+    (void)lanes; \
+    for (uint h = LANES / 2; h > 0u; h /= 2u) { \
+        type other = __shfl_down_sync(0xffffffffu, value, h); \
+        value = combined; \
+    } \
+    return __shfl_sync(0xffffffffu, value, 0)
+#else
+#define TEAM_TREE(type, combined) \
+    uint l = local_index(); \
+    uint lane = l % LANES; \
+    lanes[l] = value; \
+    barrier_local(); \
+    for (uint h = LANES / 2; h > 0u; h /= 2u) { \
+        if (lane < h) { \
+            type other = lanes[l + h]; \
+            value = combined; \
+            lanes[l] = value; \
+        } \
+        barrier_local(); \
+    } \
+    value = lanes[l - lane]; \
+    barrier_local(); \
+    return value
+#endif
+
+// The tree of a lane sum.
+FUNCTION float team_sum(LOCAL_POINTER float *lanes, float value) {
+    TEAM_TREE(float, value + other);
+}
+
+// A NaN is passed by unless it is the first.
+FUNCTION float team_max(LOCAL_POINTER float *lanes, float value) {
+    TEAM_TREE(float, other > value ? other : value);
+}
+
+FUNCTION uint team_min(LOCAL_POINTER uint *lanes, uint value) {
+    TEAM_TREE(uint, other < value ? other : value);
+}
+
 // Maximum and lane sum of exponentials (docs/numerics.md, "Router") of `count` numbers from z[0],
-// for GROUP / LANES lists at once: the 32 work items of each list bring their own z and count.
-// Every work item of the group calls it; `lanes` has GROUP elements and is free again on return.
+// for the lists of all teams at once: the work items of a team bring its z and count. Every work
+// item of the group calls it; `lanes` has GROUP elements and is free again on return.
 FUNCTION void softmax_scales(LOCAL_POINTER float *lanes, GLOBAL const float *z, uint count, float *most, float *sum) {
-    uint i = local_index();
-    uint lane = i % LANES;
-    float value = as_f32(SIGN_BIT | F32_INFINITY);
+    uint lane = local_index() % LANES;
+    float largest = as_f32(SIGN_BIT | F32_INFINITY);
     for (uint c = lane; c < count; c += LANES) {
-        value = z[c] > value ? z[c] : value;
+        largest = z[c] > largest ? z[c] : largest;
     }
-    lanes[i] = value;
-    barrier_local();
-    for (uint h = LANES / 2; h > 0u; h /= 2u) {
-        if (lane < h) {
-            lanes[i] = lanes[i + h] > lanes[i] ? lanes[i + h] : lanes[i];
-        }
-        barrier_local();
-    }
-    float largest = lanes[i - lane];
-    barrier_local();
+    largest = team_max(lanes, largest);
     float total = 0.0f;
     for (uint c = lane; c < count; c += LANES) {
         total = total + isobit_exp(z[c] - largest);
     }
-    lanes[i] = total;
-    tree_sums(lanes, GROUP / LANES);
     *most = largest;
-    *sum = lanes[i - lane];
-    barrier_local();
+    *sum = team_sum(lanes, total);
 }

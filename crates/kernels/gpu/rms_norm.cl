@@ -39,9 +39,8 @@ KERNEL(GROUP) rms_norm_forward(
         float value = x[at + c];
         sum = fma_rn(value, value, sum);
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, TOKENS);
-    float mean = div_rn(lanes[local_index() - lane], (float)width);
+    sum = team_sum(lanes, sum);
+    float mean = div_rn(sum, (float)width);
     float inv = div_rn(1.0f, sqrt_rn(mean + eps));
     if (lane == 0u && token < tokens) {
         inverse[token] = inv;
@@ -96,9 +95,8 @@ KERNEL(GROUP) rms_norm_backward(
     for (; c < here; c += LANES) {
         sum = fma_rn(dy[at + c] * norm_factor(weight[c], zero_centred), x[at + c] * inv, sum);
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, TOKENS);
-    float mean = div_rn(lanes[local_index() - lane], (float)width);
+    sum = team_sum(lanes, sum);
+    float mean = div_rn(sum, (float)width);
     c = lane;
     for (; c + (AHEAD - 1u) * LANES < here; c += AHEAD * LANES) {
         float results[AHEAD];

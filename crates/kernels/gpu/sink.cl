@@ -42,11 +42,10 @@ KERNEL(GROUP) sink_backward(
     for (uint c = lane; c < here; c += LANES) {
         sum = fma_rn(d_o[at * width + c], o[at * width + c], sum);
     }
-    lanes[local_index()] = sum;
-    tree_sums(lanes, HEADS);
+    sum = team_sum(lanes, sum);
     if (lane == 0u && at < count) {
         float s = sink[(uint)mod_u64(at, (ulong)heads)] * LOG2_E;
         float p = isobit_exp2(s - lse[at]);
-        terms[at] = -p * lanes[local_index()];
+        terms[at] = -p * sum;
     }
 }
