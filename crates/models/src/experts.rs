@@ -18,6 +18,7 @@ use crate::mxfp4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use isobit_kernels::op::QuantizedShape;
 use std::borrow::Cow;
+use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertsShape {
@@ -589,6 +590,36 @@ impl<'a> Mxfp4Experts<'a> {
         shape: QuantizedShape,
     ) -> Result<GptqWeight, ModelError> {
         Ok(self.packed(projection)?.matrix(expert, shape.half_scales))
+    }
+
+    /// The rows of gate and up are halves of the matrix that holds both.
+    fn rows(&self, projection: Projection, expert: usize) -> Range<usize> {
+        let ExpertsShape { width, hidden, .. } = self.layer.shape;
+        match projection {
+            Projection::Gate => 2 * width * expert..2 * width * expert + width,
+            Projection::Up => 2 * width * expert + width..2 * width * (expert + 1),
+            Projection::Down => hidden * expert..hidden * (expert + 1),
+        }
+    }
+
+    /// The numbers of one expert's matrix. Gate stands for the first half of the rows that take
+    /// turns, up for the second.
+    pub(crate) fn expanded(&self, projection: Projection, expert: usize) -> Result<StoredTensor<'a>, ModelError> {
+        let bytes = self.packed(projection)?.expanded(self.rows(projection, expert))?;
+        let shape = projection.shape(self.layer.shape).to_vec();
+        Ok(StoredTensor { format: FloatFormat::Bf16, shape, bytes: Cow::Owned(bytes) })
+    }
+
+    /// One expert's gate, up or down matrix as blocks of a GGUF file: per 32 numbers of a row the
+    /// scale, then 16 bytes, number `i` below number `i + 16`.
+    pub fn gguf_blocks(&self, projection: Projection, expert: usize) -> Result<Vec<u8>, ModelError> {
+        let ExpertsShape { width, hidden, .. } = self.layer.shape;
+        let rows: Vec<usize> = match projection {
+            Projection::Gate => (0..width).map(|row| 2 * (width * expert + row)).collect(),
+            Projection::Up => (0..width).map(|row| 2 * (width * expert + row) + 1).collect(),
+            Projection::Down => (hidden * expert..hidden * (expert + 1)).collect(),
+        };
+        self.packed(projection)?.gguf_blocks(&rows)
     }
 
     /// None of the layer's experts will be requested again.

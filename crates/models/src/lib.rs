@@ -4,7 +4,7 @@
 //! `config.json`. `source.rs` is where weights come from: `weights.rs` is a model folder with its
 //! names (`names.rs`), unused tensors (`unused.rs`, against `inventory.rs`) and quantised matrices
 //! (`fp8.rs`, `gptq.rs`, `awq.rs`, `nf4.rs`, `int4.rs`, `mxfp4.rs`); `experts.rs` reads the experts
-//! of a layer in any layout; `gguf.rs` has llama.cpp's names.
+//! of a layer in any layout; `gguf/` has llama.cpp's names.
 
 // What is trained: `adapter.rs` selects the modules that get an adapter, `peft_rules.rs` refuses
 // some targets, `adapter_config.rs` reads PEFT's config, and `files.rs` defines how trained tensors
@@ -42,7 +42,7 @@ pub use adapter::{LoraConfig, Targets, Trained};
 pub use build::{Built, build, build_part, build_placed, build_whole};
 pub use config::Config;
 pub use config_shapes::ConfigShapes;
-pub use experts::{Experts, ExpertsShape, Projection};
+pub use experts::{Experts, ExpertsShape, Mxfp4Experts, Projection};
 pub use families::{Family, FamilySupport, families};
 pub use files::TrainedTensor;
 pub use generate::{Sampling, Session, cache_bytes};

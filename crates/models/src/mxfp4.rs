@@ -111,6 +111,26 @@ impl<'a> Packed<'a> {
         }
     }
 
+    /// Some rows, counted over all matrices, as blocks of a GGUF file: the scale, then the codes.
+    pub(crate) fn gguf_blocks(&self, rows: &[usize]) -> Result<Vec<u8>, ModelError> {
+        let mut bytes = Vec::with_capacity(rows.len() * self.groups * (1 + BLOCK));
+        for row in rows {
+            let groups = row * self.groups..(row + 1) * self.groups;
+            let blocks = self.blocks[groups.start * BLOCK..groups.end * BLOCK].as_chunks::<BLOCK>().0;
+            for (scale, block) in self.scales[groups].iter().zip(blocks) {
+                if *scale > SCALE_MAX {
+                    return Err(ModelError::tensor(
+                        &self.name,
+                        format!("a scale of row {row} is {scale}: its numbers would not be finite"),
+                    ));
+                }
+                bytes.push(*scale);
+                bytes.extend(halves(*block));
+            }
+        }
+        Ok(bytes)
+    }
+
     /// Some rows, counted over all matrices, as bfloat16 in little-endian bytes.
     pub(crate) fn expanded(&self, rows: Range<usize>) -> Result<Vec<u8>, ModelError> {
         let groups = rows.start * self.groups..rows.end * self.groups;
@@ -133,6 +153,12 @@ impl<'a> Packed<'a> {
         }
         Ok(bytes)
     }
+}
+
+/// The order of codes in GGUF files: two halves of a block share bytes instead of neighbours.
+fn halves(block: [u8; BLOCK]) -> [u8; BLOCK] {
+    let code = |at: usize| block[at / 2] >> (4 * (at % 2)) & 15;
+    std::array::from_fn(|at| code(at) | code(at + BLOCK) << 4)
 }
 
 /// The elements of rows of this width, column after column.
@@ -220,6 +246,16 @@ mod tests {
             }
         }
         assert!(values(255).iter().all(|bits| bits & 0x7f80 == 0x7f80));
+    }
+
+    #[test]
+    fn blocks_of_gguf_files_pair_halves() {
+        let code = |at: usize| (5 * at + at / 16) % 16;
+        let block = std::array::from_fn(|at| (code(2 * at) | code(2 * at + 1) << 4) as u8);
+        let halves = halves(block);
+        for at in 0..BLOCK {
+            assert_eq!((usize::from(halves[at] & 15), usize::from(halves[at] >> 4)), (code(at), code(at + BLOCK)));
+        }
     }
 
     #[test]

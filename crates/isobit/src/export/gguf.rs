@@ -4,13 +4,14 @@ use super::{Onto, adapter_and_base, failed, open};
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::model::{self, Opened};
+use crate::stderr::tell;
 use crate::units::size;
 use isobit_kernels::Backend;
 use isobit_models::{Merged, Trained};
 use isobit_proof::safetensors::Dtype;
 use isobit_training::checkpoint::ADAPTER_CONFIG;
 use isobit_training::export;
-use isobit_training::export::gguf::{GgmlType, GgufSettings};
+use isobit_training::export::gguf::{GgmlType, GgufSettings, WrittenFile};
 use isobit_training::prepare::RunError;
 use isobit_training::sealed;
 use std::io::Write;
@@ -71,7 +72,7 @@ struct Writing<'a> {
 }
 
 impl Job for Writing<'_> {
-    type Result = Result<usize, RunError>;
+    type Result = Result<WrittenFile, RunError>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let Self { arguments: Arguments { output, .. }, opened, content, settings } = self;
@@ -108,10 +109,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = GgufSettings { kind, name, pre: arguments.pre.clone() };
     let chosen = Chosen::parse("cpu", arguments.threads)?;
     let writing = Writing { arguments, opened: &opened, content, settings };
-    let tensors = on_device(&chosen, true, writing)?.map_err(|error| {
+    let written = on_device(&chosen, true, writing)?.map_err(|error| {
         failed(&model, &error, opened.adapter.as_deref(), "choose a format with a larger range: `--type bf16` or f32")
     })?;
-    print(arguments, content, kind, tensors).map_err(|error| Failure::output(&error))
+    if !arguments.json {
+        for note in &written.notes {
+            tell(&format!("note: {note}"));
+        }
+    }
+    print(arguments, content, kind, &written).map_err(|error| Failure::output(&error))
 }
 
 /// The model, and the adapter if the source is one.
@@ -147,14 +153,15 @@ fn folder_name(folder: &Path) -> String {
     whole.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-fn print(arguments: &Arguments, content: Content, kind: GgmlType, tensors: usize) -> std::io::Result<()> {
+fn print(arguments: &Arguments, content: Content, kind: GgmlType, written: &WrittenFile) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let bytes = arguments.output.metadata().map_or(0, |found| found.len());
+    let WrittenFile { tensors, notes } = written;
     let (output, kind) = (arguments.output.display().to_string(), kind.name());
     if arguments.json {
         let content = if content == Content::Adapter { "adapter" } else { "model" };
         let value = serde_json::json!({"schema": "isobit.export/1", "kind": "gguf", "content": content, "type": kind,
-            "output": output, "tensors": tensors, "bytes": bytes});
+            "output": output, "tensors": tensors, "bytes": bytes, "notes": notes});
         writeln!(out, "{value}")?;
     } else {
         writeln!(out, "{output}: {tensors} tensors, {kind}, {}", size(bytes))?;

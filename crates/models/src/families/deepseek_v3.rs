@@ -1,7 +1,7 @@
 //! DeepSeek-V3: latent attention (keys and values of all heads come from one narrow projection),
 //! dense first layers, then experts scored by sigmoid, chosen within groups with a correction bias.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::scale;
 use crate::config::fields::AXIS_MAX;
@@ -9,6 +9,7 @@ use crate::config::grouped::GroupedDefaults;
 use crate::config::mlp::ExpertsDefaults;
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{AttentionKind, LatentConfig, LatentNames, LayerNames, NormStyle};
+use crate::gguf::Routing;
 use isobit_kernels::op::attention::HEAD_WIDTH_MAX;
 
 pub(super) static FAMILY: Family = Family {
@@ -39,7 +40,7 @@ pub(super) static FAMILY: Family = Family {
         modules: &["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
         converts_per_expert: false,
     },
-    gguf: None,
+    gguf: Some(GgufRules { interleaved: true, routing: Routing::Grouped, ..GgufRules::plain("deepseek2") }),
 };
 
 const LATENT: LatentNames = LatentNames {

@@ -1,12 +1,13 @@
 //! Gemma 2: norms, GELU and scaled embedding as in Gemma 3; every other layer has a window, scores
 //! and logits are soft-capped.
 
-use super::{Family, gemma3};
+use super::{Family, GgufRules, gemma3};
 use crate::ModelError;
 use crate::config::attention::{factor, with_windows};
 use crate::config::fields::Fields;
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{Activation, AttentionConfig, mlp};
+use crate::gguf::{HeadRule, WindowRotation, Windows};
 
 pub(super) static FAMILY: Family = Family {
     name: "Gemma 2",
@@ -24,6 +25,13 @@ pub(super) static FAMILY: Family = Family {
     },
     implied: Implied { tied: true, activation: Activation::GeluTanh, ..Implied::COMMON },
     layers,
+    gguf: Some(GgufRules {
+        head: HeadRule::Tied,
+        windows: Windows::Periodic { period: 2, needed: true, rotation: WindowRotation::Same },
+        gemma: Some(46),
+        capped: true,
+        ..GgufRules::plain("gemma2")
+    }),
     ..gemma3::FAMILY
 };
 

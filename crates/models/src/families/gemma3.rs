@@ -2,13 +2,14 @@
 //! normalised per head; GELU; a scaled embedding. Five of six layers have a window and a rotation
 //! of their own. Most published files wrap the text model in a multimodal one.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, scale_of, typed_windows};
 use crate::config::fields::{AXIS_MAX, POSITIONS_MAX};
 use crate::config::rope::LocalBase;
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{Activation, AttentionConfig, AttentionKind, LayerNames, NormStyle, Rotary, mlp};
+use crate::gguf::{WindowRotation, Windows};
 
 pub(super) static FAMILY: Family = Family {
     name: "Gemma 3 (text)",
@@ -37,7 +38,11 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: None,
+    gguf: Some(GgufRules {
+        windows: Windows::Periodic { period: 6, needed: true, rotation: WindowRotation::OwnBase },
+        gemma: Some(62),
+        ..GgufRules::plain("gemma3")
+    }),
 };
 
 pub(super) const NAMES: LayerNames = LayerNames {

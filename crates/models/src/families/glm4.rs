@@ -2,7 +2,7 @@
 //! gate and up are one module. The newer files (`glm4`) also normalise what attention and MLP
 //! return.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{heads, rotated};
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
@@ -10,7 +10,7 @@ use crate::config::{AttentionConfig, AttentionKind, LayerNames, NormStyle, mlp};
 
 pub(super) static FAMILY: Family = Family {
     name: "GLM-4",
-    model_types: &["glm4", "glm"],
+    model_types: &["glm4"],
     multimodal_types: &[],
     file_names: &[],
     defaults: SizeDefaults {
@@ -29,7 +29,15 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: None,
+    gguf: Some(GgufRules { interleaved: true, qkv_bias: true, ..GgufRules::plain("glm4") }),
+};
+
+/// The first files, without norms on what attention and MLP return.
+pub(super) static FIRST: Family = Family {
+    name: "GLM-4 (first files)",
+    model_types: &["glm"],
+    gguf: Some(GgufRules { interleaved: true, qkv_bias: true, heads_fill_hidden: true, ..GgufRules::plain("chatglm") }),
+    ..FAMILY
 };
 
 /// Rotated share of a head, if the file does not specify it.

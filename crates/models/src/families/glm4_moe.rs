@@ -1,13 +1,14 @@
 //! GLM-4.5 and its successors: grouped attention with half of each head rotated, dense first
 //! layers, then experts as in DeepSeek-V3.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{heads, rotated};
 use crate::config::grouped::GroupedDefaults;
 use crate::config::mlp::ExpertsDefaults;
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{AttentionConfig, AttentionKind, LayerNames, NormStyle};
+use crate::gguf::Routing;
 
 pub(super) static FAMILY: Family = Family {
     name: "GLM-4.5-MoE",
@@ -31,7 +32,12 @@ pub(super) static FAMILY: Family = Family {
     prediction: Prediction { layers: 1, module: false },
     // As in DeepSeek-V3: `gate_proj` and its siblings mean the experts to PEFT.
     peft: PeftRules::FusesExperts { modules: &["q_proj", "k_proj", "v_proj", "o_proj"], converts_per_expert: false },
-    gguf: None,
+    gguf: Some(GgufRules {
+        qkv_bias: true,
+        routing: Routing::Grouped,
+        mlp_norm: "post_attention_norm",
+        ..GgufRules::plain("glm4moe")
+    }),
 };
 
 /// Rotated share of a head, if the file does not specify it.

@@ -1,13 +1,14 @@
 //! gpt-oss: attention with a learned sink per head, in every other layer with a window; experts
 //! with biases and clamped SwiGLU, stored as bfloat16 or MXFP4; YaRN.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, typed_windows, with_windows};
 use crate::config::fields::{AXIS_MAX, POSITIONS_MAX};
 use crate::config::mlp::{ExpertsDefaults, check_experts};
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{AttentionConfig, ExpertsConfig, GateUpRows, LayerNames, MlpKind, NormStyle};
+use crate::gguf::{HeadRule, Routing, WindowRotation, Windows};
 use isobit_numerics::elementary::ClampedSwiglu;
 use isobit_numerics::rope::Yarn;
 
@@ -47,7 +48,15 @@ pub(super) static FAMILY: Family = Family {
     prediction: Prediction::NONE,
     // The router is no linear module to PEFT, and the experts are tensors.
     peft: PeftRules::Plain,
-    gguf: None,
+    gguf: Some(GgufRules {
+        qkv_bias: true,
+        other_bias: true,
+        head: HeadRule::Needed,
+        windows: Windows::Periodic { period: 2, needed: true, rotation: WindowRotation::Same },
+        routing: Routing::Clamped,
+        mlp_norm: "post_attention_norm",
+        ..GgufRules::plain("gpt-oss")
+    }),
 };
 
 const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "num_experts", count: 128, chosen: 4, width: 2880 };

@@ -52,6 +52,7 @@ static FAMILIES: &[&Family] = &[
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &glm4::FAMILY,
+    &glm4::FIRST,
     &qwen3_vl::DENSE,
     &qwen3_moe::FAMILY,
     &mixtral::FAMILY,

@@ -9,6 +9,7 @@ use crate::config::fields::POSITIONS_MAX;
 use crate::config::rope::LocalBase;
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
 use crate::config::{AttentionConfig, AttentionKind, LayerNames, NormStyle, Rotary, mlp};
+use crate::gguf::{HeadRule, WindowRotation, Windows};
 
 pub(super) static OLMO2: Family = Family {
     name: "OLMo 2",
@@ -22,7 +23,7 @@ pub(super) static OLMO2: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: Some(GgufRules { needs_head: true, ..GgufRules::plain("olmo2") }),
+    gguf: Some(GGUF),
 };
 
 pub(super) static OLMO3: Family = Family {
@@ -30,8 +31,14 @@ pub(super) static OLMO3: Family = Family {
     model_types: &["olmo3"],
     implied: Implied { eps: 1e-5, theta: THETA, local: Some(LocalBase { key: None, theta: THETA }), ..Implied::COMMON },
     layers: olmo3,
-    gguf: None,
     ..OLMO2
+};
+
+const GGUF: GgufRules = GgufRules {
+    head: HeadRule::Needed,
+    windows: Windows::Periodic { period: 4, needed: false, rotation: WindowRotation::SameBase },
+    heads_fill_hidden: true,
+    ..GgufRules::plain("olmo2")
 };
 
 const DEFAULTS: SizeDefaults = SizeDefaults {

@@ -1,7 +1,7 @@
 //! Phi-3 and Phi-4: queries, keys and values from one module, gate and up from another, a part of
 //! each head rotated, and longrope for long texts.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{self, heads, one_window, rotated, with_windows};
 use crate::config::text::{Implied, Layers, SizeDefaults, TextConfig};
@@ -29,7 +29,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
-    gguf: None,
+    gguf: Some(GgufRules { long_rotation: true, heads_fill_hidden: true, ..GgufRules::plain("phi3") }),
 };
 
 const NAMES: AttentionNames = AttentionNames { qkv: Some("qkv_proj"), ..attention::NAMES };

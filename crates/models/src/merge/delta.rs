@@ -52,11 +52,13 @@ impl LowRankFactors {
     }
 }
 
-/// Which rows of B: those of gate, of up, or all.
+/// Which rows of B: those of gate, of up, or all. Gate and up are halves, or take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     First,
     Second,
+    Even,
+    Odd,
     Both,
 }
 
@@ -96,7 +98,12 @@ impl Factors {
         for expert in 0..self.experts {
             let start = (expert * self.rank + first_rank) * self.inputs;
             a.extend_from_slice(&self.a[start..start + rank * self.inputs]);
-            for row in first_row..first_row + rows {
+            for row in 0..rows {
+                let row = match half {
+                    Half::Even => 2 * row,
+                    Half::Odd => 2 * row + 1,
+                    _ => first_row + row,
+                };
                 let start = (expert * self.outputs + row) * self.rank + first_rank;
                 b.extend_from_slice(&self.b[start..start + rank]);
             }

@@ -12,7 +12,7 @@ mod targets;
 use crate::ModelError;
 use crate::adapter::LoraConfig;
 use crate::config::{Config, Quantization};
-use crate::experts::{self, Experts, ExpertsShape, Projection};
+use crate::experts::{self, Experts, ExpertsShape, Mxfp4Experts, Projection};
 use crate::int4;
 use crate::mxfp4;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, stored};
@@ -248,8 +248,9 @@ impl<'a> Merged<'a> {
                     put,
                 );
             }
-            Experts::Mxfp4(_) => {
-                return Err(ModelError::Gguf("experts in MXFP4 are not written one by one".to_string()).into());
+            Experts::Mxfp4(packed) => {
+                let matrix = packed.expanded(projection, expert)?;
+                return self.expert_values(backend, path, shape, (projection, expert), &matrix, put);
             }
             Experts::Stored(stored) => stored,
         };
@@ -259,18 +260,51 @@ impl<'a> Merged<'a> {
             Some(name) => int4::requantised(name, &matrix, projection.shape(shape)[1])?,
             None => matrix,
         };
+        self.expert_values(backend, path, shape, (projection, expert), &matrix, put)?;
+        stored.release_expert(projection, expert);
+        Ok(())
+    }
+
+    /// The base's numbers of an expert's matrix, with the adapter.
+    fn expert_values<B: Backend, E>(
+        &self,
+        backend: &B,
+        path: &str,
+        shape: ExpertsShape,
+        (projection, expert): (Projection, usize),
+        matrix: &StoredTensor<'_>,
+        put: Put<'_, E>,
+    ) -> Result<(), E>
+    where
+        E: From<ModelError> + From<DeviceFailure>,
+    {
         let change = self.changes.get(&single_name(path, projection, expert));
         let change = change.or_else(|| self.changes.get(&targets::fused_name(path, projection)));
         match change.and_then(|change| change.delta) {
             Some(delta) => {
                 let first_row = if projection == Projection::Up { shape.width } else { 0 };
                 let put = &mut |values: &[f32], _: Option<&[f32]>| put(values);
-                self.factors(delta)?.at(expert, first_row).add(backend, Orientation::Rows, &matrix, put)?;
+                self.factors(delta)?.at(expert, first_row).add(backend, Orientation::Rows, matrix, put)
             }
-            None => delta::unchanged(&matrix, put)?,
+            None => delta::unchanged(matrix, put),
         }
-        stored.release_expert(projection, expert);
-        Ok(())
+    }
+
+    /// The experts of the MLP at `path` whose codes are written as they are: stored as MXFP4, the
+    /// matrix not changed by the adapter.
+    pub fn packed_experts(
+        &self,
+        path: &str,
+        shape: ExpertsShape,
+        projection: Projection,
+    ) -> Result<Option<Mxfp4Experts<'_>>, ModelError> {
+        if self.changes.contains_key(&targets::fused_name(path, projection)) {
+            return Ok(None);
+        }
+        match experts::load(self.weights, path, shape)? {
+            Experts::Mxfp4(packed) => Ok(Some(packed)),
+            _ => Ok(None),
+        }
     }
 
     /// The base's numbers of a tensor, by our name in the layout of the files.
@@ -336,19 +370,23 @@ impl<'a> Merged<'a> {
         delta.map(|delta| Ok(LowRankFactors::whole(&*self.factors(delta)?))).transpose()
     }
 
-    /// The factors of one matrix of every expert of the MLP at `path`.
+    /// The factors of one matrix of every expert of the MLP at `path`; rows of gate and up may be
+    /// `alternating`.
     pub fn expert_factors(
         &self,
         path: &str,
         shape: ExpertsShape,
         projection: Projection,
+        alternating: bool,
     ) -> Result<Option<LowRankFactors>, ModelError> {
         let names = [single_name(path, projection, 0), targets::fused_name(path, projection)];
         let Some(delta) = names.iter().find_map(|name| self.changes.get(name)?.delta) else { return Ok(None) };
-        let part = match projection {
-            Projection::Gate => delta::Half::First,
-            Projection::Up => delta::Half::Second,
-            Projection::Down => delta::Half::Both,
+        let part = match (projection, alternating) {
+            (Projection::Gate, false) => delta::Half::First,
+            (Projection::Up, false) => delta::Half::Second,
+            (Projection::Gate, true) => delta::Half::Even,
+            (Projection::Up, true) => delta::Half::Odd,
+            (Projection::Down, _) => delta::Half::Both,
         };
         let rows = projection.shape(shape)[0];
         Ok(Some(self.factors(delta)?.part(part, rows, self.deltas[delta].is_blocks())))

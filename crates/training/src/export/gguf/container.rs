@@ -69,7 +69,7 @@ fn put_value(bytes: &mut Vec<u8>, value: &GgufValue) {
         GgufValue::F32(_) => F32,
         GgufValue::Bool(_) => BOOL,
         GgufValue::Text(_) => TEXT,
-        GgufValue::Texts(_) | GgufValue::I32s(_) => ARRAY,
+        GgufValue::Texts(_) | GgufValue::I32s(_) | GgufValue::F32s(_) => ARRAY,
     };
     bytes.extend(code.to_le_bytes());
     match value {
@@ -86,6 +86,13 @@ fn put_value(bytes: &mut Vec<u8>, value: &GgufValue) {
         }
         GgufValue::I32s(values) => {
             bytes.extend(I32.to_le_bytes());
+            bytes.extend((values.len() as u64).to_le_bytes());
+            for value in values {
+                bytes.extend(value.to_le_bytes());
+            }
+        }
+        GgufValue::F32s(values) => {
+            bytes.extend(F32.to_le_bytes());
             bytes.extend((values.len() as u64).to_le_bytes());
             for value in values {
                 bytes.extend(value.to_le_bytes());

@@ -13,11 +13,14 @@ use crate::prepare::RunError;
 use container::{ALIGNMENT, Listed};
 use isobit_kernels::Backend;
 use isobit_models::gguf::interleaved_row;
-use isobit_models::{GgufModel, GgufSource, GgufTensor, GgufValue, LowRankFactors, Merged, ModelError, Weights};
+use isobit_models::{
+    GgufModel, GgufSource, GgufTensor, GgufValue, LowRankFactors, Merged, ModelError, Projection, Weights,
+};
 use isobit_numerics::gguf_blocks::BLOCK;
 use isobit_proof::atomic::AtomicFile;
 use isobit_proof::{FileError, disk};
 use numbers::Numbers;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Version of the block formats, which files that use them state.
@@ -27,15 +30,23 @@ const BLOCKS_VERSION: u32 = 2;
 pub struct UnpublishedFile {
     file: AtomicFile,
     target: PathBuf,
+    written: WrittenFile,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenFile {
     pub tensors: usize,
+    /// What llama.cpp does differently under circumstances that a user should know.
+    pub notes: Vec<String>,
 }
 
 impl UnpublishedFile {
     /// Makes the file appear under its name.
-    pub fn publish(self) -> Result<usize, RunError> {
+    pub fn publish(self) -> Result<WrittenFile, RunError> {
         check_target(&self.target)?;
         self.file.commit()?;
-        Ok(self.tensors)
+        Ok(self.written)
     }
 }
 
@@ -61,7 +72,8 @@ pub fn model<B: Backend>(
     let model = GgufModel::of(merged.config(), merged.tied())?;
     let kind = settings.kind;
     let mut keys = general(model.architecture, "model", settings);
-    if kind.is_blocks() {
+    let kinds = kinds(merged, &model, kind)?;
+    if kinds.iter().any(|kind| kind.is_blocks()) {
         keys.push(("general.quantization_version".to_string(), GgufValue::U32(BLOCKS_VERSION)));
     }
     keys.extend(model.keys);
@@ -69,9 +81,17 @@ pub fn model<B: Backend>(
     let listed: Vec<Listed> = model
         .tensors
         .iter()
-        .map(|tensor| Listed { name: tensor.name.clone(), shape: tensor.shape.clone(), kind: kind_of(tensor, kind) })
+        .zip(kinds)
+        .map(|(tensor, kind)| Listed { name: tensor.name.clone(), shape: tensor.shape.clone(), kind })
         .collect();
-    write(target, &keys, &listed, |at, put| values(backend, weights, merged, &model.tensors[at], put))
+    let file = write(target, &keys, &listed, |at, numbers| {
+        let tensor = &model.tensors[at];
+        if numbers.kind == GgmlType::Mxfp4 {
+            return codes(merged, tensor, numbers);
+        }
+        values(backend, weights, merged, tensor, &mut |values| numbers.put(values))
+    })?;
+    Ok(UnpublishedFile { written: WrittenFile { notes: model.notes, ..file.written }, ..file })
 }
 
 /// Writes the adapter alone.
@@ -80,9 +100,12 @@ pub fn adapter(merged: &Merged<'_>, settings: &GgufSettings, target: &Path) -> R
     let mut factors = Vec::new();
     for tensor in &model.tensors {
         let found = match &tensor.source {
+            _ if !tensor.adapted => None,
             GgufSource::Tensor(name) | GgufSource::Interleaved(name, _) => merged.factors_of(name)?,
-            GgufSource::Experts { path, shape, projection } => merged.expert_factors(path, *shape, *projection)?,
-            GgufSource::Made(_) => None,
+            GgufSource::Experts { path, shape, projection, alternating } => {
+                merged.expert_factors(path, *shape, *projection, *alternating)?
+            }
+            _ => None,
         };
         if let Some(found) = found {
             check_adapted(tensor)?;
@@ -108,9 +131,9 @@ pub fn adapter(merged: &Merged<'_>, settings: &GgufSettings, target: &Path) -> R
             })
         })
         .collect();
-    write(target, &keys, &listed, |at, put| {
+    write(target, &keys, &listed, |at, numbers| {
         let (tensor, of) = &factors[at / 2];
-        if at % 2 == 0 { put(&of.a) } else { put(&scaled_b(tensor, of, alpha)) }
+        if at % 2 == 0 { numbers.put(&of.a) } else { numbers.put(&scaled_b(tensor, of, alpha)) }
     })
 }
 
@@ -138,6 +161,33 @@ fn kind_of(tensor: &GgufTensor, kind: GgmlType) -> GgmlType {
     }
 }
 
+/// The formats of all tensors. Experts that are stored as MXFP4 stay so, unless everything is to be
+/// float32.
+fn kinds(merged: &Merged<'_>, model: &GgufModel, kind: GgmlType) -> Result<Vec<GgmlType>, RunError> {
+    let of = |tensor: &GgufTensor| match &tensor.source {
+        GgufSource::Experts { path, shape, projection, .. }
+            if kind != GgmlType::F32 && merged.packed_experts(path, *shape, *projection)?.is_some() =>
+        {
+            Ok(GgmlType::Mxfp4)
+        }
+        _ => Ok(kind_of(tensor, kind)),
+    };
+    model.tensors.iter().map(of).collect()
+}
+
+/// Writes the codes of experts as they are.
+fn codes(merged: &Merged<'_>, tensor: &GgufTensor, numbers: &mut Numbers<'_>) -> Result<(), RunError> {
+    let GgufSource::Experts { path, shape, projection, .. } = &tensor.source else {
+        unreachable!("only experts are stored as MXFP4");
+    };
+    let packed = merged.packed_experts(path, *shape, *projection)?;
+    let packed = packed.expect("the list of tensors has the format of those that are there");
+    for expert in 0..shape.experts {
+        numbers.bytes(&packed.gguf_blocks(*projection, expert)?)?;
+    }
+    Ok(())
+}
+
 type Put<'p> = &'p mut dyn FnMut(&[f32]) -> Result<(), RunError>;
 
 /// Passes on the numbers of a tensor.
@@ -148,28 +198,59 @@ fn values<B: Backend>(
     tensor: &GgufTensor,
     put: Put<'_>,
 ) -> Result<(), RunError> {
+    // Passes on what `make` makes of every so many values.
+    let in_parts = |name: &str, length: usize, make: &dyn Fn(&[f32]) -> Vec<f32>, put: Put<'_>| {
+        let mut held: Vec<f32> = Vec::new();
+        merged.values(backend, &weights.names().in_file(name), &mut |values| {
+            held.extend_from_slice(values);
+            let rest = held.split_off(held.len() / length * length);
+            let made: Vec<f32> = held.chunks(length).flat_map(make).collect();
+            held = rest;
+            put(&made)
+        })
+    };
     match &tensor.source {
         GgufSource::Made(values) => put(values),
         GgufSource::Tensor(name) => merged.values(backend, &weights.names().in_file(name), put),
+        GgufSource::PlusOne(name) => {
+            #[expect(clippy::float_arithmetic, reason = "a convention of another program")]
+            let plus_one = |values: &[f32]| values.iter().map(|value| value + 1.0).collect();
+            in_parts(name, 1, &plus_one, put)
+        }
+        GgufSource::Every { name, step, at } => in_parts(name, *step, &|values| vec![values[*at]], put),
         GgufSource::Interleaved(name, heads) => {
             let (rows, width) = (tensor.shape[0] / heads, tensor.shape.get(1).copied().unwrap_or(1));
-            // A head at a time.
-            let mut held: Vec<f32> = Vec::new();
-            merged.values(backend, &weights.names().in_file(name), &mut |values| {
-                held.extend_from_slice(values);
-                let whole = held.len() / (rows * width) * (rows * width);
-                let rest = held.split_off(whole);
-                for head in held.chunks(rows * width) {
-                    put(&interleaved(head, rows, width))?;
-                }
-                held = rest;
-                Ok::<(), RunError>(())
-            })
+            in_parts(name, rows * width, &|head| interleaved(head, rows, width), put)
         }
-        GgufSource::Experts { path, shape, projection } => {
-            (0..shape.experts).try_for_each(|expert| merged.expert(backend, path, *shape, (*projection, expert), put))
+        GgufSource::HeadRows { name, head_rows, rows, columns, transposed } => {
+            let part = |head: &[f32]| head_rows_of(head, rows.clone(), *columns, *transposed);
+            in_parts(name, head_rows * columns, &part, put)
         }
+        GgufSource::Experts { path, shape, projection, alternating } => (0..shape.experts).try_for_each(|expert| {
+            if !alternating || *projection == Projection::Down {
+                return merged.expert(backend, path, *shape, (*projection, expert), put);
+            }
+            // Both halves of the matrix whose rows take turns.
+            let mut both = Vec::with_capacity(2 * shape.width * shape.hidden);
+            for half in [Projection::Gate, Projection::Up] {
+                merged.expert(backend, path, *shape, (half, expert), &mut |values| {
+                    both.extend_from_slice(values);
+                    Ok::<(), RunError>(())
+                })?;
+            }
+            let first = usize::from(*projection == Projection::Up);
+            both.chunks(shape.hidden).skip(first).step_by(2).try_for_each(&mut *put)
+        }),
     }
+}
+
+/// Some rows of a head `[rows, columns]`.
+fn head_rows_of(head: &[f32], rows: Range<usize>, columns: usize, transposed: bool) -> Vec<f32> {
+    let part = &head[rows.start * columns..rows.end * columns];
+    if !transposed {
+        return part.to_vec();
+    }
+    (0..columns).flat_map(|column| part.iter().skip(column).step_by(columns).copied()).collect()
 }
 
 /// The rows of one head in llama.cpp's order.
@@ -219,7 +300,7 @@ fn check_ends(merged: &Merged<'_>, factors: &[(&GgufTensor, LowRankFactors)]) ->
         factors.iter().any(|(tensor, _)| match &tensor.source {
             GgufSource::Tensor(of) | GgufSource::Interleaved(of, _) => of == name,
             GgufSource::Experts { path, .. } => name.starts_with(&format!("{path}.experts.")),
-            GgufSource::Made(_) => false,
+            _ => false,
         })
     };
     match merged.changed().into_iter().find(|name| !written(name)) {
@@ -231,12 +312,12 @@ fn check_ends(merged: &Merged<'_>, factors: &[(&GgufTensor, LowRankFactors)]) ->
     }
 }
 
-/// Writes a file; `fill` passes on the values of the tensor with this index.
+/// Writes a file; `fill` passes on the tensor with this index.
 fn write(
     target: &Path,
     keys: &[(String, GgufValue)],
     tensors: &[Listed],
-    mut fill: impl FnMut(usize, Put<'_>) -> Result<(), RunError>,
+    mut fill: impl FnMut(usize, &mut Numbers<'_>) -> Result<(), RunError>,
 ) -> Result<UnpublishedFile, RunError> {
     check_target(target)?;
     if let Some(parent) = target.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -246,11 +327,12 @@ fn write(
     file.write(&container::head(keys, tensors))?;
     for (at, tensor) in tensors.iter().enumerate() {
         let mut numbers = Numbers { file: &mut file, kind: tensor.kind, name: &tensor.name, written: 0 };
-        fill(at, &mut |values| numbers.put(values))?;
+        fill(at, &mut numbers)?;
         let written = numbers.written;
         assert_eq!(written, tensor.bytes(), "{} is written whole", tensor.name);
         let padding = written.next_multiple_of(ALIGNMENT) - written;
         file.write(&vec![0; padding as usize])?;
     }
-    Ok(UnpublishedFile { file, target: target.to_path_buf(), tensors: tensors.len() })
+    let written = WrittenFile { tensors: tensors.len(), notes: Vec::new() };
+    Ok(UnpublishedFile { file, target: target.to_path_buf(), written })
 }

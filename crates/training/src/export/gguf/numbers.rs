@@ -7,6 +7,9 @@ use isobit_numerics::cast::{f32_to_bf16, f32_to_f16};
 use isobit_numerics::gguf_blocks::{BLOCK, Q4_0_BYTES, Q8_0_BYTES, q4_0, q8_0, scale_bits};
 use isobit_proof::atomic::AtomicFile;
 
+/// A scale, and 32 codes of four bits.
+const MXFP4_BYTES: usize = 17;
+
 /// A number format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GgmlType {
@@ -15,9 +18,12 @@ pub enum GgmlType {
     Bf16,
     Q8_0,
     Q4_0,
+    /// Only for what the model's files store so.
+    Mxfp4,
 }
 
 impl GgmlType {
+    /// Those that a file can be asked for.
     pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
 
     pub const fn name(self) -> &'static str {
@@ -27,6 +33,7 @@ impl GgmlType {
             Self::Bf16 => "bf16",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -38,6 +45,7 @@ impl GgmlType {
             Self::Q4_0 => 2,
             Self::Q8_0 => 8,
             Self::Bf16 => 30,
+            Self::Mxfp4 => 39,
         }
     }
 
@@ -49,11 +57,12 @@ impl GgmlType {
             Self::Q4_0 => 2,
             Self::Q8_0 => 7,
             Self::Bf16 => 32,
+            Self::Mxfp4 => 38,
         }
     }
 
     pub(super) fn is_blocks(self) -> bool {
-        matches!(self, Self::Q8_0 | Self::Q4_0)
+        matches!(self, Self::Q8_0 | Self::Q4_0 | Self::Mxfp4)
     }
 
     /// Bytes of a tensor.
@@ -64,6 +73,7 @@ impl GgmlType {
             Self::F16 | Self::Bf16 => (1, 2),
             Self::Q8_0 => (BLOCK, Q8_0_BYTES),
             Self::Q4_0 => (BLOCK, Q4_0_BYTES),
+            Self::Mxfp4 => (BLOCK, MXFP4_BYTES),
         };
         (length / values * bytes) as u64
     }
@@ -88,9 +98,15 @@ impl Numbers<'_> {
             GgmlType::Bf16 => self.halves(values, f32_to_bf16, &mut bytes)?,
             GgmlType::Q8_0 => self.blocks(values, q8_0, &mut bytes)?,
             GgmlType::Q4_0 => self.blocks(values, q4_0, &mut bytes)?,
+            GgmlType::Mxfp4 => unreachable!("only codes of the model's files are written so"),
         }
+        self.bytes(&bytes)
+    }
+
+    /// The same as bytes of the file.
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> Result<(), RunError> {
         self.written += bytes.len() as u64;
-        Ok(self.file.write(&bytes)?)
+        Ok(self.file.write(bytes)?)
     }
 
     fn halves(&self, values: &[f32], narrow: fn(f32) -> u16, bytes: &mut Vec<u8>) -> Result<(), RunError> {
