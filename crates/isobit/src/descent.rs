@@ -6,6 +6,7 @@ use crate::audit;
 use crate::backend::{Chosen, Job, on_device};
 use crate::diff::coordinates;
 use crate::replay::Subject;
+use crate::units;
 use crate::watcher::Watcher;
 use isobit_autograd::Offload;
 use isobit_kernels::observe::Observed;
@@ -162,7 +163,10 @@ impl Looked {
     pub(crate) fn text(&self) -> Vec<String> {
         match self {
             Self::Same { on: [first, second], updates } => {
-                vec![format!("{first} and {second} write the same bits in every op of {updates} updates")]
+                vec![format!(
+                    "{first} and {second} write the same bits in every op of {}",
+                    units::updates(*updates as u64)
+                )]
             }
             Self::At(descent) => descent.text(),
         }

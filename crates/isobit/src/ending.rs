@@ -4,7 +4,7 @@
 use crate::Failure;
 use crate::progress::Console;
 use crate::stderr::tell;
-use crate::units::{size, time};
+use crate::units::{size, time, updates};
 use isobit_numerics::slices::Profile;
 use isobit_proof::hash::Hash;
 use isobit_proof::{FileError, Manifest};
@@ -116,8 +116,8 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s"));
     let device = on_devices(&ending.devices);
     lines.push(format!(
-        "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {}, with pages of weight files{device}",
-        if *step == 1 { "update" } else { "updates" },
+        "finished after {}{early}{resumed} in {}{speed}; peak memory {}, with pages of weight files{device}",
+        updates(*step),
         if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
         size(ending.peak_bytes)
     ));

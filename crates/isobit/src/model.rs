@@ -116,6 +116,9 @@ impl Arguments {
     fn bases(&self, adapter: &Path, option: &str) -> Option<String> {
         let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX).ok()?;
         let base = peft::base_name(&text)?;
+        if is_same_folder(Path::new(&base), &self.model) {
+            return None;
+        }
         Some(format!(
             "the adapter was made for the base `{base}`, but {option} is {}: use the model that it belongs to",
             self.model.display()
@@ -213,6 +216,10 @@ pub(crate) fn located(folder: &Path) -> PathBuf {
     let folder = hub_cache::resolved(folder).unwrap_or_else(|_| folder.to_owned());
     let (there, last) = (folder.join("config.json"), folder.join(FINAL));
     if !there.exists() && last.join("config.json").is_file() { last } else { folder }
+}
+
+fn is_same_folder(a: &Path, b: &Path) -> bool {
+    a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Whether the adapter's tensors or targets do not match the model.

@@ -4,7 +4,7 @@
 use crate::audit::Audit;
 use crate::report::LivePage;
 use crate::stderr::tell;
-use crate::units::{size, time};
+use crate::units::{size, time, updates};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use isobit_training::audit::Auditor;
 use isobit_training::metrics::{Event, Record};
@@ -218,7 +218,7 @@ impl Watch for Console<'_> {
         self.bar.set_position(from_step);
         let total = prepared.steps.total;
         if from_step > 0 {
-            self.say(&format!("resuming after {from_step} of {total} updates"));
+            self.say(&format!("resuming after {from_step} of {}", updates(total)));
         }
         self.event(json!({"event": "started", "device": self.device, "trained_parameters": trained,
             "from_step": from_step, "steps": total}));

@@ -9,6 +9,7 @@ use crate::fits::Ranks;
 use crate::model;
 use crate::stderr::tell;
 use crate::train::Devices;
+use crate::units::updates;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
 use isobit_proof::chain::Chain;
@@ -126,7 +127,7 @@ impl Subject {
     fn check_recorded(&self, steps: &RangeInclusive<u64>) -> Result<(), Failure> {
         let done = self.chain.updates.len() as u64;
         if *steps.end() > done {
-            let message = format!("the chain of the run has {done} updates, not {}", steps.end());
+            let message = format!("the chain of the run has {}, not {}", updates(done), steps.end());
             return Err(Failure::usage(message, format!("name updates up to {done}")));
         }
         Ok(())

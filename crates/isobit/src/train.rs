@@ -15,7 +15,7 @@ use crate::report::{self, LivePage};
 use crate::samples;
 use crate::split::{Split, split_fit};
 use crate::stderr::{tell, tell_notes};
-use crate::units;
+use crate::units::{self, updates};
 use isobit_kernels::gpu;
 use isobit_kernels::{Backend, Path as CpuPath};
 use isobit_models::build::Settings;
@@ -176,11 +176,11 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     }
     if !quiet {
         tell(&format!(
-            "{} rows, {} tokens, {} of them targets; {} updates",
+            "{} rows, {} tokens, {} of them targets; {}",
             prepared.train.len(),
             prepared.train.iter().map(|row| row.tokens().len()).sum::<usize>(),
             prepared.train.iter().map(Row::target_count).sum::<usize>(),
-            prepared.steps.total
+            updates(prepared.steps.total)
         ));
         if let Some(line) = kinds(&prepared) {
             tell(&line);
@@ -402,10 +402,10 @@ impl Training<'_> {
         let page = if team.is_first() { LivePage::of(&prepared.run) } else { None };
         let mut environment = environment(&device, prepared, team);
         if let Some(every) = arguments.audit_every {
-            environment.insert("audit".to_string(), format!("one micro-batch every {every} updates"));
+            environment.insert("audit".to_string(), format!("one micro-batch every {}", updates(every)));
             if every > prepared.steps.total {
-                let total = prepared.steps.total;
-                tell(&format!("warning: --audit-every {every} audits nothing: the run has {total} updates"));
+                let total = updates(prepared.steps.total);
+                tell(&format!("warning: --audit-every {every} audits nothing: the run has {total}"));
             }
         }
         let audit = audit::auditor(arguments.audit_every, arguments.audit_on.as_deref(), prepared, team)?;
@@ -429,7 +429,8 @@ impl Training<'_> {
                 // A clean stop is not an error. Even a quiet run reports it: the user has just
                 // requested it.
                 tell(&format!(
-                    "stopped after {step} updates by {}, saved in {output}/checkpoint-{step}",
+                    "stopped after {} by {}, saved in {output}/checkpoint-{step}",
+                    updates(step),
                     signal.name()
                 ));
                 tell("run the same command with `--resume` to continue");

@@ -179,9 +179,7 @@ fn check_ranks(keys: &Keys<'_>) -> Result<(), ModelError> {
     let ranks = keys.get("r").into_iter().chain(of_modules).filter_map(Value::as_u64);
     match ranks.max().filter(|rank| *rank > RANK_MAX as u64) {
         None => Ok(()),
-        Some(rank) => {
-            Err(ModelError::Adapter(format!("{FILE}: `r` is {rank}, and ranks are supported up to {RANK_MAX}")))
-        }
+        Some(rank) => Err(ModelError::Rank(format!("{FILE}: `r` is {rank}, and ranks are supported up to {RANK_MAX}"))),
     }
 }
 

@@ -68,6 +68,9 @@ pub enum ModelError {
     File(#[from] isobit_proof::FileError),
     #[error("adapter: {0}")]
     Adapter(String),
+    /// A rank that is not computed here.
+    #[error("adapter: {0}")]
+    Rank(String),
     /// A model or an adapter that llama.cpp would compute differently, or not at all.
     #[error("{0}")]
     Gguf(String),

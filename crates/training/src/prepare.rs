@@ -9,10 +9,12 @@ use crate::hub_cache;
 use crate::ranks::RankError;
 use crate::row::{self, Row};
 use crate::sealed;
+use crate::signal::Signal;
 use crate::starting_adapter;
 use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_kernels::DeviceFailure;
+use isobit_kernels::op::low_rank::RANK_MAX;
 use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, WeightSource, Weights, int4, quantised_count};
 use isobit_proof::FileError;
@@ -49,6 +51,9 @@ pub enum RunError {
     /// A setting that does not go with the model or the ranks.
     #[error("{what}")]
     Target { what: String, hint: String },
+    /// A signal asked an export to stop.
+    #[error("stopped by {}: nothing was written", .0.name())]
+    Stopped(Signal),
 }
 
 impl RunError {
@@ -58,7 +63,10 @@ impl RunError {
             Self::Rank(error) => error.exit_code(),
             Self::Refused { .. }
             | Self::Target { .. }
-            | Self::Model(ModelError::Adapter(_) | ModelError::Family { .. } | ModelError::Gguf(_)) => 2,
+            | Self::Model(
+                ModelError::Adapter(_) | ModelError::Rank(_) | ModelError::Family { .. } | ModelError::Gguf(_),
+            ) => 2,
+            Self::Stopped(signal) => signal.exit_code(),
             Self::Data(error) => error.kind().exit_code(),
             Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
             Self::Model(_) | Self::Differs { .. } => 8,
@@ -85,6 +93,9 @@ impl RunError {
             Self::Model(ModelError::Family { .. }) => {
                 Some("`isobit models` lists the families that can be trained".to_string())
             }
+            Self::Model(ModelError::Rank(_)) => Some(format!(
+                "train with a rank of 1 to {RANK_MAX}; peft's `merge_and_unload` merges an adapter of any rank into its base"
+            )),
             Self::Model(ModelError::Gguf(_)) => Some("`isobit export merge` writes a model folder instead".to_string()),
             Self::Model(ModelError::Config { .. }) => {
                 Some("compare it with the file the model was published with, or fetch it again".to_string())

@@ -233,7 +233,7 @@ pub(crate) fn check_restored(prepared: &Prepared, state: &Progress, read: &Resto
         None => Ok(()),
         Some(item) => Err(FileError::Altered {
             path: checkpoint::folder_of(output, state.step),
-            what: format!("its {} are not those of update {} in the chain", item.name(), state.step),
+            what: format!("{} update {} in the chain", item.is_not_that_of(), state.step),
         }
         .into()),
     }

@@ -1,6 +1,6 @@
 //! Ctrl-C, SIGTERM and SIGHUP. During training, the first signal asks the loop to finish its step
-//! and save; the second stops the process at once. In a conversation Ctrl-C ends the answer, never
-//! the program.
+//! and save; the second stops the process at once. An export removes what it has written. In a
+//! conversation Ctrl-C ends the answer, never the program.
 //!
 //! A handler may only touch atomics, write to a file descriptor or exit, so the loop polls
 //! `requested` between steps. Checkpoints are whole at every moment, so exiting at once loses only
@@ -84,6 +84,19 @@ pub fn install() -> std::io::Result<()> {
     Ok(())
 }
 
+/// The same for an export, which then removes what it has written.
+pub fn install_for_export() -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        unix::install(libc::SIGINT, unix::cancel)?;
+        unix::install(libc::SIGTERM, unix::cancel)?;
+        if !unix::is_ignored(libc::SIGHUP)? {
+            unix::install(libc::SIGHUP, unix::cancel)?;
+        }
+    }
+    Ok(())
+}
+
 /// Also handles SIGUSR1, as SIGTERM: `mpirun` passes it on to its ranks, but stops them for good
 /// soon after any of the others.
 pub fn install_forwarded() -> std::io::Result<()> {
@@ -153,12 +166,23 @@ mod unix {
         Ok(action.sa_sigaction == libc::SIG_IGN)
     }
 
-    pub(super) extern "C" fn stop(number: libc::c_int) {
-        let signal = match number {
+    fn signal_of(number: libc::c_int) -> Signal {
+        match number {
             libc::SIGTERM | libc::SIGUSR1 => Signal::Terminate,
             libc::SIGHUP => Signal::HangUp,
             _ => Signal::Interrupt,
-        };
+        }
+    }
+
+    pub(super) extern "C" fn cancel(number: libc::c_int) {
+        if request(signal_of(number)) {
+            // SAFETY: one of the few functions a handler may call.
+            unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
+        }
+    }
+
+    pub(super) extern "C" fn stop(number: libc::c_int) {
+        let signal = signal_of(number);
         if request(signal) {
             say_lost();
             // SAFETY: one of the few functions a handler may call; nothing is cleaned up, and

@@ -1,6 +1,6 @@
 //! `isobit export gguf`: an adapter, a model, or a model with its adapter merged, as one GGUF file.
 
-use super::{Onto, adapter_and_base, failed, open};
+use super::{Onto, adapter_and_base, end_if_stopped, failed, open};
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::model::{self, Opened};
@@ -82,11 +82,13 @@ impl Job for Writing<'_> {
             _ => None,
         };
         let merged = Merged::new(&opened.config, &opened.weights, lora)?;
-        let write = || match content {
-            Content::Adapter => export::gguf::adapter(&merged, &settings, output),
-            Content::Model => {
-                export::gguf::model(&backend, &opened.folder, &opened.weights, &merged, &settings, output)
-            }
+        let write = || {
+            end_if_stopped(match content {
+                Content::Adapter => export::gguf::adapter(&merged, &settings, output),
+                Content::Model => {
+                    export::gguf::model(&backend, &opened.folder, &opened.weights, &merged, &settings, output)
+                }
+            })
         };
         opened.while_checked(write)?.publish()
     }

@@ -1,6 +1,6 @@
 //! `isobit export merge`: a base with an adapter added to its weights, as a Hugging Face folder.
 
-use super::{Onto, adapter_and_base, failed, float_format, open};
+use super::{Onto, adapter_and_base, end_if_stopped, failed, float_format, open};
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::stderr::tell;
@@ -69,7 +69,10 @@ impl Job for Merging<'_> {
         };
         let merged = Merged::new(&opened.config, &opened.weights, lora)?;
         let (folder, weights) = (&opened.folder, &opened.weights);
-        let merge = || export::merge(&backend, folder, weights, &merged, arguments.dtype, &arguments.output);
+        let merge = || {
+            let written = export::merge(&backend, folder, weights, &merged, arguments.dtype, &arguments.output);
+            end_if_stopped(written)
+        };
         opened.while_checked(merge)?.publish()
     }
 }

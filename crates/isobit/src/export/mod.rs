@@ -12,6 +12,7 @@ use isobit_training::checkpoint::{ADAPTER_CONFIG, RESOLVED};
 use isobit_training::config::{self, SaveDtype};
 use isobit_training::hub_cache;
 use isobit_training::prepare::{CONFIG_BYTES_MAX, RunError};
+use isobit_training::signal;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -38,6 +39,7 @@ enum Onto {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    signal::install_for_export().map_err(|error| Failure::output(&error))?;
     match &arguments.command {
         Command::Merge(arguments) => merge::run(arguments),
         Command::Gguf(arguments) => gguf::run(arguments),
@@ -100,6 +102,21 @@ fn float_format(name: &str) -> Option<SaveDtype> {
         "f16" | "float16" | "fp16" => SaveDtype::Float16,
         _ => return None,
     })
+}
+
+/// Ends the program if a signal stopped the export: the check of the base's files beside it would
+/// go on for nothing.
+#[expect(clippy::exit, reason = "nothing is left to clean up, and another thread still reads")]
+fn end_if_stopped<T>(written: Result<T, RunError>) -> Result<T, RunError> {
+    if let Err(error @ RunError::Stopped(_)) = &written {
+        let failure = Failure::from(error);
+        failure.tell();
+        if crate::json_is_wanted(std::env::args_os()) {
+            failure.tell_event();
+        }
+        std::process::exit(i32::from(failure.code));
+    }
+    written
 }
 
 /// The failure of an export: a number that a format cannot hold needs another format.

@@ -91,7 +91,10 @@ fn put_header(out: &mut String, run: &ShownRun) {
     }
     if let Some(receipt) = &run.receipt {
         let digest = receipt.digest.to_string();
-        let note = format!("of {} updates; isobit verify checks it", count(receipt.made.updates));
+        let note = match receipt.made.updates {
+            1 => "of 1 update; isobit verify checks it".to_string(),
+            updates => format!("of {} updates; isobit verify checks it", count(updates)),
+        };
         tile("Receipt", &digest[..32], &note, " class=\"mono\"");
     }
     put!(out, "</dl>\n");

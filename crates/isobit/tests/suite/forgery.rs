@@ -147,7 +147,7 @@ fn stored_tensors_are_compared_with_the_chain() {
     restore(&folder);
     poke(&folder, "run/checkpoint-4/optimizer.safetensors");
     refit(&folder, |_| ());
-    says(&folder, &verify, 8, "checkpoint-4/optimizer.safetensors: its optimizer state are not those of update 4");
+    says(&folder, &verify, 8, "checkpoint-4/optimizer.safetensors: its optimizer state is not that of update 4");
     // Counters of a checkpoint.
     restore(&folder);
     let state = folder.text("run/checkpoint-4/state.json");
@@ -160,7 +160,7 @@ fn stored_tensors_are_compared_with_the_chain() {
 #[test]
 fn a_forged_checkpoint_is_not_a_start() {
     let folder = ground(None);
-    for (file, what) in [("optimizer", "optimizer state"), ("adapter_model", "weights")] {
+    for (file, what) in [("optimizer", "optimizer state is not that"), ("adapter_model", "weights are not those")] {
         restore(&folder);
         poke(&folder, &format!("run/checkpoint-4/{file}.safetensors"));
         refit(&folder, |_| ());
@@ -168,7 +168,7 @@ fn a_forged_checkpoint_is_not_a_start() {
         says(&folder, &["replay", "run", "--steps", "5..6", "-q", "--against", "none"], 1, &start);
         let chain = folder.text("run/chain.jsonl");
         let resumed = folder.train("run", &[&STEPS[..], &["--resume-from=checkpoint-4"]].concat());
-        resumed.says(8, &[&format!("its {what} are not those of update 4 in the chain")]);
+        resumed.says(8, &[&format!("its {what} of update 4 in the chain")]);
         assert_eq!(folder.text("run/chain.jsonl"), chain, "nothing is changed");
     }
 }

@@ -91,7 +91,7 @@ pub(crate) fn expert_target(
         }
     };
     if let Some(ExpertTarget { rank, .. }) = target.filter(|target| !(1..=rank_max).contains(&target.rank)) {
-        return Err(ModelError::Adapter(format!("rank {rank} of {name} is not 1 to {rank_max}")));
+        return Err(ModelError::Rank(format!("rank {rank} of {name} is not 1 to {rank_max}")));
     }
     Ok(target)
 }

@@ -356,7 +356,7 @@ impl<B: Backend> Builder<'_, B> {
         };
         let Some((rank, scale)) = target else { return Ok(None) };
         if rank == 0 || rank > RANK_MAX {
-            return Err(ModelError::Adapter(format!("rank {rank} of {path} is not 1 to {RANK_MAX}")));
+            return Err(ModelError::Rank(format!("rank {rank} of {path} is not 1 to {RANK_MAX}")));
         }
         let name = |factor: &str| format!("base_model.model.{path}.{factor}.weight");
         let tensor = self.modules;

@@ -240,7 +240,7 @@ impl Found<'_> {
             return Ok(());
         };
         if rank > RANK_MAX {
-            return Err(ModelError::Adapter(format!("rank {rank} of {module} is not 1 to {RANK_MAX}")));
+            return Err(ModelError::Rank(format!("rank {rank} of {module} is not 1 to {RANK_MAX}")));
         }
         let tensor = |factor: &str, shape: [usize; 2]| TrainedTensor {
             name: format!("{start}.{factor}"),

@@ -179,6 +179,15 @@ impl Item {
         }
     }
 
+    /// The start of a sentence on what has another item than some update.
+    pub fn is_not_that_of(self) -> String {
+        let name = self.name();
+        match self {
+            Self::Rows | Self::Weights(_) | Self::Parts | Self::Tensors => format!("its {name} are not those of"),
+            _ => format!("its {name} is not that of"),
+        }
+    }
+
     pub fn part(self) -> Option<usize> {
         match self {
             Self::Gradient(part) | Self::Weights(part) | Self::State(part) => part,

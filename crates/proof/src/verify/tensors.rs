@@ -4,7 +4,7 @@
 //! is. The receipt names those it holds in another layout; only a replay compares these.
 
 use super::Report;
-use crate::chain::{Chain, combined, part, tensors_per_part};
+use crate::chain::{Chain, Item, combined, part, tensors_per_part};
 use crate::error::FileError;
 use crate::layout::{ADAPTER, MODEL, OPTIMIZER, checkpoint_name};
 use crate::name::quoted;
@@ -34,14 +34,14 @@ impl Stored<'_> {
         let path = if adapter.is_file() { adapter } else { folder.join(MODEL) };
         if let Some(file) = report.damage_as_finding(&path, SafeTensors::open(&path))? {
             let digests = self.digests(|name| digest(file.get(name).ok()?));
-            self.compare(report, &path, ("weights", step), &digests, (update.weights, &update.parts.weights));
+            self.compare(report, &path, (Item::Weights(None), step), &digests, (update.weights, &update.parts.weights));
             self.check_names(report, &path, file.names(), &[""]);
         }
         let path = folder.join(OPTIMIZER);
         if let Some(file) = report.damage_as_finding(&path, SafeTensors::open(&path))? {
             let moment = |start: &str, name: &str| digest(file.get(&format!("{start}{name}")).ok()?);
             let digests = self.digests(|name| Some(combined(&[moment(MOMENTS[0], name)?, moment(MOMENTS[1], name)?])));
-            self.compare(report, &path, ("optimizer state", step), &digests, (update.state, &update.parts.state));
+            self.compare(report, &path, (Item::State(None), step), &digests, (update.state, &update.parts.state));
             self.check_names(report, &path, file.names(), &MOMENTS);
         }
         Ok(())
@@ -69,7 +69,7 @@ impl Stored<'_> {
             return Ok(());
         };
         let digests = self.digests(|name| digest(last.get(name).ok()?));
-        self.compare(report, folder, ("weights", step), &digests, (update.weights, &update.parts.weights));
+        self.compare(report, folder, (Item::Weights(None), step), &digests, (update.weights, &update.parts.weights));
         if last.path().ends_with(ADAPTER) {
             self.check_names(report, last.path(), last.names(), &[""]);
         }
@@ -93,7 +93,7 @@ impl Stored<'_> {
         &self,
         report: &mut Report,
         path: &Path,
-        (kind, step): (&str, u64),
+        (item, step): (Item, u64),
         digests: &[Option<Digest>],
         (whole, parts): (Digest, &[u32]),
     ) {
@@ -108,7 +108,7 @@ impl Stored<'_> {
         }
         let tensors = found.map_or(&[][..], |at| self.chain.tensors_of(at));
         let named = tensors.first().map_or(String::new(), |name| format!(" ({})", quoted(name)));
-        report.add_finding(path, format!("its {kind} are not those of update {step} in the chain{named}"));
+        report.add_finding(path, format!("{} update {step} in the chain{named}", item.is_not_that_of()));
     }
 
     /// That a file holds the trained tensors and nothing else, where it holds them as in memory.

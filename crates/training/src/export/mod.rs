@@ -14,10 +14,11 @@ use crate::config::SaveDtype;
 use crate::model_folder::ModelFolder;
 use crate::prepare::RunError;
 use crate::sealed;
+use crate::signal;
 use isobit_kernels::Backend;
 use isobit_models::{Merged, Weights};
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use isobit_proof::atomic::sync_folder;
+use isobit_proof::atomic::{partial_of, sync_folder};
 use isobit_proof::safetensors::Dtype;
 use isobit_proof::{FileError, Manifest, disk};
 use std::path::{Path, PathBuf};
@@ -63,6 +64,7 @@ pub fn merge<B: Backend>(
     let names = folder.write_values(&partial.path, &mut |name, _, put| {
         let rounded = rounding_to(folder.dtype_of(name));
         merged.values_and_base(backend, name, &mut |values, base| {
+            check_signal()?;
             finite(name, values)?;
             if let Some(base) = base {
                 kept.add(base, values, rounded);
@@ -102,6 +104,11 @@ fn rounding_to(dtype: Option<Dtype>) -> fn(f32) -> f32 {
         Some(Dtype::F16) => |value| f16_to_f32(f32_to_f16(value)),
         _ => |value| value,
     }
+}
+
+/// An error once a signal asked to stop; what was written is removed on the way out.
+fn check_signal() -> Result<(), RunError> {
+    signal::requested().map_or(Ok(()), |signal| Err(RunError::Stopped(signal)))
 }
 
 /// Checks that a merged tensor holds numbers.
@@ -155,6 +162,7 @@ impl Partial {
     }
 
     fn publish(mut self, target: &Path) -> Result<(), RunError> {
+        check_signal()?;
         sync_folder(&self.path)?;
         // Again, in case something appeared in between; a folder with content cannot be renamed
         // over.
@@ -177,6 +185,17 @@ fn remove_abandoned(parent: &Path, name: &str) {
         });
         if process.is_some_and(|process| !is_running(process)) {
             let _ = disk::remove_folder(&entry.path());
+        }
+    }
+}
+
+/// Removes files of a folder that killed exports left behind.
+fn remove_abandoned_files(folder: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let process = entry.file_name().to_str().and_then(partial_of);
+        if process.is_some_and(|process| !is_running(process)) {
+            let _ = disk::remove_file(&entry.path());
         }
     }
 }
@@ -228,6 +247,12 @@ mod tests {
         }
         std::fs::write(folder.path().join(&gone).join("model.safetensors"), "half").expect("written");
         remove_abandoned(folder.path(), "merged");
+        let files = [format!(".isobit-{dead}-0.partial"), format!(".isobit-{alive}-0.partial"), "a.gguf".to_string()];
+        for name in &files {
+            std::fs::write(folder.path().join(name), "half").expect("written");
+        }
+        remove_abandoned_files(folder.path());
+        assert_eq!(files.map(|name| folder.path().join(name).exists()), [false, true, true]);
         assert!(!folder.path().join(&gone).exists());
         assert!(others.iter().all(|name| folder.path().join(name).exists()));
     }

@@ -8,7 +8,7 @@ mod vocabulary;
 
 pub use numbers::GgmlType;
 
-use super::check_target;
+use super::{check_signal, check_target, remove_abandoned_files};
 use crate::prepare::RunError;
 use container::{ALIGNMENT, Listed};
 use isobit_kernels::Backend;
@@ -44,6 +44,7 @@ pub struct WrittenFile {
 impl UnpublishedFile {
     /// Makes the file appear under its name.
     pub fn publish(self) -> Result<WrittenFile, RunError> {
+        check_signal()?;
         check_target(&self.target)?;
         self.file.commit()?;
         Ok(self.written)
@@ -323,6 +324,7 @@ fn write(
     if let Some(parent) = target.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         disk::create_folders(parent).map_err(|error| FileError::from_io("write", parent, error))?;
     }
+    remove_abandoned_files(target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")));
     let mut file = AtomicFile::create(target)?;
     file.write(&container::head(keys, tensors))?;
     for (at, tensor) in tensors.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Number formats of GGUF files, and a writer that turns float32 into them as it comes.
 
-use super::super::finite;
+use super::super::{check_signal, finite};
 use crate::checkpoint;
 use crate::prepare::RunError;
 use isobit_numerics::cast::{f32_to_bf16, f32_to_f16};
@@ -105,6 +105,7 @@ impl Numbers<'_> {
 
     /// The same as bytes of the file.
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> Result<(), RunError> {
+        check_signal()?;
         self.written += bytes.len() as u64;
         Ok(self.file.write(bytes)?)
     }
