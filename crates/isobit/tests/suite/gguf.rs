@@ -373,7 +373,9 @@ fn what_cannot_be_written_is_refused_and_nothing_is_left() {
     config["sliding_window"] = 5.into();
     config["max_window_layers"] = 1.into();
     folder.put("model/config.json", config.to_string());
-    refused(&["model", "-o", "a.gguf"], 2, &["sliding windows", "export merge"]);
+    folder.run(&["export", "gguf", "model", "-o", "a.gguf"]).says(0, &["note: ", "no sliding window", "up to 5 tokens"]);
+    assert_eq!(read(&folder, "a.gguf").keys["qwen2.context_length"], "5");
+    std::fs::remove_file(folder.path("a.gguf")).expect("removed");
     folder.put("model/config.json", config_json(folder.shape).to_string());
     let mut all = weights(folder.shape, 1);
     all[1].2[0] = 1e6;
@@ -382,4 +384,52 @@ fn what_cannot_be_written_is_refused_and_nothing_is_left() {
     all[1].1 = vec![16, 64];
     put_tensors(&folder.path("model/model.safetensors"), &all);
     refused(&["model", "-o", "a.gguf"], 8, &["q_proj", "[16, 64]"]);
+}
+
+/// Experts that are stored as MXFP4 keep their codes, unless the file is to be float32 or the
+/// adapter changes them.
+#[test]
+fn codes_of_experts_stay_as_they_are() {
+    let folder = Folder::new(Shape::TINY);
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tests/fixtures/gptoss-mxfp4");
+    std::fs::create_dir(folder.path("oss")).expect("a folder");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(format!("{fixture}/{name}"), folder.path(&format!("oss/{name}"))).expect("a copy");
+    }
+    let cutter = r#"{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}"#;
+    let model = r#"{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}"#;
+    folder.put("oss/tokenizer.json", format!(r#"{{"model":{model},"pre_tokenizer":{cutter},"added_tokens":[]}}"#));
+    let export = |arguments: &[&str], file: &str| {
+        folder.run(&[&["export", "gguf"], arguments, &["-o", file]].concat()).says(0, &["`truncate` true"]);
+        read(&folder, file)
+    };
+    let numbers = export(&["oss", "--type", "f32"], "numbers.gguf");
+    let codes = export(&["oss", "--type", "q8_0"], "codes.gguf");
+    let is_expert = |name: &str| name.contains("_exps.weight");
+    assert_eq!(codes.tensors.keys().filter(|name| is_expert(name)).count(), 6);
+    for (name, tensor) in codes.tensors.iter().filter(|(name, _)| is_expert(name)) {
+        assert_eq!(tensor.kind, 39, "{name}");
+        assert_eq!(expanded(&tensor.bytes), f32s(&numbers.tensors[name].bytes), "{name}");
+    }
+    let adapter = format!("{fixture}/adapter");
+    let merged = export(&[&adapter, "--base", "oss", "--merge", "--type", "bf16"], "merged.gguf");
+    let whole = export(&[&adapter, "--base", "oss", "--merge", "--type", "f32"], "whole.gguf");
+    for (name, tensor) in merged.tensors.iter().filter(|(name, _)| is_expert(name)) {
+        let is_changed = whole.tensors[name].bytes != numbers.tensors[name].bytes;
+        assert_eq!(tensor.kind, if is_changed { 30 } else { 39 }, "{name}");
+    }
+}
+
+/// The numbers of MXFP4 blocks.
+fn expanded(blocks: &[u8]) -> Vec<f32> {
+    const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let value = |code: u8, scale: u8| {
+        let sign = if code & 8 == 0 { 1.0 } else { -1.0 };
+        sign * VALUES[usize::from(code & 7)] * f32::from_bits(u32::from(scale) << 23)
+    };
+    let block = |block: &[u8]| -> Vec<f32> {
+        let low = block[1..].iter().map(|byte| value(byte & 15, block[0]));
+        low.chain(block[1..].iter().map(|byte| value(byte >> 4, block[0]))).collect()
+    };
+    blocks.chunks(17).flat_map(block).collect()
 }

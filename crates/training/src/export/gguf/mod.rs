@@ -4,6 +4,7 @@
 
 mod container;
 mod numbers;
+mod sentencepiece;
 mod vocabulary;
 
 pub use numbers::GgmlType;

@@ -1,9 +1,11 @@
 //! The vocabulary of a model folder as the keys of a GGUF file: tokens, their types, merges,
 //! special tokens and the chat template, from `tokenizer.json` and the files beside it.
 //!
-//! llama.cpp knows how text is cut before merging by a name (`tokenizer.ggml.pre`), not by an
-//! expression; the expressions that have a name are listed here.
+//! Byte-level BPE here, SentencePiece in `sentencepiece.rs`. llama.cpp knows how text is cut before
+//! merging by a name (`tokenizer.ggml.pre`), not by an expression; the expressions that have a name
+//! are listed here.
 
+use super::sentencepiece;
 use crate::data::Template;
 use crate::prepare::{CONFIG_BYTES_MAX, RunError};
 use isobit_models::GgufValue;
@@ -19,9 +21,9 @@ const TOKENIZER_BYTES_MAX: u64 = 512 << 20;
 const WHAT_MAX: usize = 200;
 
 /// Types of tokens.
-const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
+pub(super) const NORMAL: i32 = 1;
+pub(super) const CONTROL: i32 = 3;
+pub(super) const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
 /// Expressions of `Split`, before `ByteLevel`, and llama.cpp's names for them.
@@ -37,11 +39,11 @@ const EXPRESSIONS: [(&str, &str); 2] = [
 ];
 
 /// The files of a model folder that describe its vocabulary.
-struct Files {
-    path: PathBuf,
-    tokenizer: Value,
-    settings: Value,
-    config: Value,
+pub(super) struct Files {
+    pub(super) path: PathBuf,
+    pub(super) tokenizer: Value,
+    pub(super) settings: Value,
+    pub(super) config: Value,
 }
 
 /// The keys of a vocabulary of `rows` tokens. `pre` overrides the name of how text is cut.
@@ -61,13 +63,23 @@ pub(super) fn keys(folder: &Path, rows: usize, pre: Option<&str>) -> Result<Vec<
     if files.tokenizer.is_null() {
         return Err(FileError::Missing { path: files.path }.into());
     }
+    let is_sentencepiece = sentencepiece::is(&files);
     let pre = match pre {
         Some(pre) => pre,
+        None if is_sentencepiece => "default",
         None => files.pre()?,
     };
-    let tokens = files.tokens(rows)?;
+    let mut tokens = files.tokens(rows)?;
+    let own = if is_sentencepiece {
+        sentencepiece::keys(&files, &mut tokens)?
+    } else {
+        // A space inside a part would look like the one between them.
+        let merge = |pair: [String; 2]| pair.map(|part| part.replace(' ', "Ġ")).join(" ");
+        let merges = files.pairs()?.into_iter().map(merge).collect();
+        vec![("tokenizer.ggml.merges".to_string(), GgufValue::Texts(merges))]
+    };
     let text = |name: &str, value: &str| (format!("tokenizer.ggml.{name}"), GgufValue::Text(value.to_string()));
-    let mut keys = vec![text("model", "gpt2"), text("pre", pre)];
+    let mut keys = vec![text("model", if is_sentencepiece { "llama" } else { "gpt2" }), text("pre", pre)];
     keys.push((
         "tokenizer.ggml.tokens".to_string(),
         GgufValue::Texts(tokens.iter().map(|(text, _)| text.clone()).collect()),
@@ -76,7 +88,7 @@ pub(super) fn keys(folder: &Path, rows: usize, pre: Option<&str>) -> Result<Vec<
         "tokenizer.ggml.token_type".to_string(),
         GgufValue::I32s(tokens.iter().map(|(_, kind)| *kind).collect()),
     ));
-    keys.push(("tokenizer.ggml.merges".to_string(), GgufValue::Texts(files.merges()?)));
+    keys.extend(own);
     for (name, key) in [("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")] {
         if let Some(id) = files.special(name, &tokens) {
             keys.push((format!("tokenizer.ggml.{key}_token_id"), GgufValue::U32(id)));
@@ -130,12 +142,11 @@ impl Files {
     }
 
     /// Text and type of every token; rows without one are unused.
-    fn tokens(&self, rows: usize) -> Result<Vec<(String, i32)>, RunError> {
+    pub(super) fn tokens(&self, rows: usize) -> Result<Vec<(String, i32)>, RunError> {
         let model = &self.tokenizer["model"];
-        let byte_level = model["type"] == "BPE" && model["byte_fallback"] != true;
-        let Some(vocabulary) = model["vocab"].as_object().filter(|_| byte_level) else {
+        let Some(vocabulary) = model["vocab"].as_object().filter(|_| model["type"] == "BPE") else {
             return Err(RunError::Target {
-                what: format!("{} is not a byte-level BPE vocabulary", self.path.display()),
+                what: format!("{} is not a BPE vocabulary", self.path.display()),
                 hint: "only such vocabularies are written as GGUF yet; `isobit export merge` writes a model folder"
                     .to_string(),
             });
@@ -158,21 +169,19 @@ impl Files {
         Ok(tokens)
     }
 
-    fn merges(&self) -> Result<Vec<String>, RunError> {
+    /// The pairs that are joined, in order.
+    pub(super) fn pairs(&self) -> Result<Vec<[String; 2]>, RunError> {
         let malformed = || self.malformed("`merges` is not a list of pairs");
-        let merge = |merge: &Value| match merge {
-            Value::String(text) => Some(text.clone()),
+        let pair = |merge: &Value| match merge {
+            Value::String(text) => text.split_once(' ').map(|(left, right)| [left.to_string(), right.to_string()]),
             Value::Array(pair) => match &pair[..] {
-                // A space inside a part would look like the one between them.
-                [Value::String(left), Value::String(right)] => {
-                    Some(format!("{} {}", left.replace(' ', "Ġ"), right.replace(' ', "Ġ")))
-                }
+                [Value::String(left), Value::String(right)] => Some([left.clone(), right.clone()]),
                 _ => None,
             },
             _ => None,
         };
         let all = self.tokenizer["model"]["merges"].as_array().ok_or_else(malformed)?;
-        all.iter().map(|one| merge(one).ok_or_else(malformed)).collect()
+        all.iter().map(|one| pair(one).ok_or_else(malformed)).collect()
     }
 
     /// The id of a special token: by its text in `tokenizer_config.json`, else by `config.json`.
@@ -242,7 +251,7 @@ mod tests {
         let kinds: Vec<i32> = tokens.iter().map(|(_, kind)| *kind).collect();
         assert_eq!(kinds, [NORMAL, NORMAL, NORMAL, CONTROL, USER_DEFINED, UNUSED]);
         assert_eq!((tokens[3].0.as_str(), tokens[5].0.as_str()), ("<s>", "[PAD5]"));
-        assert_eq!(found.merges().expect("merges"), ["a b"]);
+        assert_eq!(found.pairs().expect("merges"), [["a", "b"]]);
         assert_eq!((found.special("bos", &tokens), found.special("eos", &tokens)), (Some(3), Some(1)));
         assert!(found.adds_bos(Some(&"<s>".to_string())) && !found.adds_bos(Some(&"a".to_string())));
         assert!(!files(tokenizer.clone(), json!({"add_bos_token": false})).adds_bos(Some(&"<s>".to_string())));
