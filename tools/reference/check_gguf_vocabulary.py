@@ -1,15 +1,16 @@
-"""SentencePiece vocabularies in GGUF files: llama.cpp cuts texts into the tokens of tokenizer.json.
+"""Vocabularies in GGUF files: llama.cpp cuts texts into the tokens of tokenizer.json.
 
     NODE_MODULES=.../node_modules check_gguf_vocabulary.py TEXT_FILE...
 
 Trains a vocabulary on the files (`pip install sentencepiece tokenizers`), writes it as tokenizer.json in the way of Llama 2 (a space in
-front) and of Gemma (none), exports a small random model with each, and compares the tokens of every line, of some odd texts, and of
-random strings.
+front) and of Gemma (none), and byte-level ones with every expression that has a name in vocabulary.rs; exports a small random model with
+each, and compares the tokens of every line, of some odd texts, and of random strings.
 """
 import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import transformers
 from check_gguf_families import DENSE, HERE, ISOBIT
 from dense import rope
 from sparse import build
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 SIZE = 2000
 ODD = ["", " ", "  two  spaces ", "tab\tand\nnewline\n\n", "é ü 日本語 emoji 🦀 \u200b", "x" * 40, "<s> </s> <0x0A>", "a<mark>b <mark> c", "   "]
@@ -46,6 +47,30 @@ def tokenizer(model, leads):
         # llama.cpp puts a space in front of what follows such a token too.
         made.add_tokens([tokenizers.AddedToken("<mark>", special=False, normalized=False)])
     return made
+
+
+def byte_level(splits, lines):
+    made = tokenizers.Tokenizer(models.BPE())
+    parts = [pre_tokenizers.Split(tokenizers.Regex(split), "isolated") for split in splits]
+    made.pre_tokenizer = pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=SIZE, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    made.add_special_tokens([tokenizers.AddedToken(piece, special=True, normalized=False) for piece in ("<s>", "</s>")])
+    return made
+
+
+def expressions():
+    """Those of the program: names, and lists of expressions."""
+    source = (HERE.parents[1] / "crates/training/src/export/gguf/vocabulary.rs").read_text()
+    table = source[source.index("const EXPRESSIONS"):source.index("];\n\n/// The files")]
+    found = re.findall(r'r"(.*?)",\n|r##"(.*?)"##,\n|^ {8}"([a-z0-9-]+)",$', table, re.M)
+    splits = []
+    for plain, quoted, name in found:
+        if name:
+            yield name, splits
+            splits = []
+        else:
+            splits.append(plain or quoted)
 
 
 SCRIPT = """
@@ -75,14 +100,15 @@ def main(paths):
         model = sentencepiece.SentencePieceProcessor(model_file=str(scratch / "spm.model"))
         (scratch / "texts.json").write_text(json.dumps(texts))
         (scratch / "tokens.mjs").write_text(SCRIPT)
-        for name, leads in (("llama", True), ("gemma", False)):
+        kinds = [("llama", tokenizer(model, True)), ("gemma", tokenizer(model, False))]
+        kinds += [(name, byte_level(splits, lines)) for name, splits in expressions()]
+        for name, made in kinds:
             folder = scratch / name
-            made = tokenizer(model, leads)
-            small = transformers.LlamaConfig(**DENSE | rope(1e4) | {"vocab_size": SIZE + 1, "bos_token_id": 1, "eos_token_id": 2})
+            small = transformers.LlamaConfig(**DENSE | rope(1e4) | {"vocab_size": SIZE + 2, "bos_token_id": 1, "eos_token_id": 2})
             build(small, 0).save_pretrained(folder)
             made.save(str(folder / "tokenizer.json"))
             (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False}))
-            subprocess.run([ISOBIT, "export", "gguf", folder, "--type", "f16", "-o", scratch / f"{name}.gguf"], check=True)
+            subprocess.run([ISOBIT, "export", "gguf", folder, "--type", "f16", "-o", scratch / f"{name}.gguf"], check=True, stdout=subprocess.DEVNULL)
             ran = subprocess.run(["node", scratch / "tokens.mjs", scratch / f"{name}.gguf", scratch / "texts.json", scratch / "tokens.json"],
                                  capture_output=True, text=True)
             if ran.returncode:
@@ -90,8 +116,9 @@ def main(paths):
             theirs = json.loads((scratch / "tokens.json").read_text())
             wanted = [made.encode(text).ids for text in texts]
             wrong = [at for at in range(len(texts)) if theirs[at] != wanted[at]]
-            print(f"{name}: {len(texts) - len(wrong)} of {len(texts)} texts ({sum(map(len, wanted))} tokens) are cut alike")
-            for at in wrong[:5]:
+            print(f"{name}: {len(texts) - len(wrong)} of {len(texts)} texts ({sum(map(len, wanted))} tokens) are cut alike; "
+                  f"{sum(texts[at].isascii() for at in wrong)} of the others are ASCII", flush=True)
+            for at in wrong[:3]:
                 print(f"  {texts[at]!r}\n    llama.cpp {[made.id_to_token(id) for id in theirs[at]]}\n    {made.encode(texts[at]).tokens}")
 
 

@@ -117,7 +117,10 @@ impl Arguments {
         let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX).ok()?;
         let base = peft::base_name(&text)?;
         if is_same_folder(Path::new(&base), &self.model) {
-            return None;
+            return Some(format!(
+                "the adapter names {} as its base, but was made for another model: use the one that it belongs to",
+                self.model.display()
+            ));
         }
         Some(format!(
             "the adapter was made for the base `{base}`, but {option} is {}: use the model that it belongs to",

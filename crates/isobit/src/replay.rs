@@ -374,8 +374,7 @@ fn describe(difference: &Difference) -> String {
     let item = match found_in {
         FoundIn::Chain(item) => item,
         FoundIn::Start(item) => {
-            let name = item.name();
-            return format!("checkpoint-{step}, where the replay begins: its {name} are not those of the chain");
+            return format!("checkpoint-{step}, where the replay begins: {} the chain", item.is_not_that_of());
         }
         FoundIn::Folder => {
             let folder = difference.element.as_ref().map_or("a folder", |element| &element.folder);

@@ -65,7 +65,11 @@ fn an_adapter_that_the_config_does_not_describe_is_refused() {
     let config = folder.text("first/final/adapter_config.json").replace("\"r\": 4", "\"r\": 65");
     std::fs::create_dir(folder.path("wide")).expect("a folder");
     folder.put("wide/adapter_config.json", config);
-    refused(&["adapter.resume_from=wide"], 2, &["`r` is 65, and ranks are supported up to 64"]);
+    refused(
+        &["adapter.resume_from=wide"],
+        2,
+        &["`r` is 65, and ranks are supported up to 64", "train with a rank of 1 to 64"],
+    );
     refused(&["adapter.resume_from=nowhere"], 2, &["nowhere"]);
     refused(&["adapter.resume_from=some/adapter"], 2, &["hub"]);
     let path = folder.path("first/final/adapter_model.safetensors");

@@ -411,7 +411,11 @@ fn what_cannot_be_merged_is_refused_and_nothing_is_left() {
     refused(&["model", "-o", "out"], 2, &["holds the weights of a model, not an adapter"]);
     let wide = Shape { hidden: 64, ..folder.shape };
     folder.put_model("model", &config_json(wide), &weights(wide, 1));
-    refused(&["run", "-o", "out"], 8, &["lora_A", "made for the base `model`, but --base is model"]);
+    refused(
+        &["run", "-o", "out"],
+        8,
+        &["lora_A", "the adapter names model as its base, but was made for another model"],
+    );
     let mut all = weights(folder.shape, 1);
     all[1].2[0] = 1e6;
     folder.put_model("model", &config_json(folder.shape), &all);

@@ -164,7 +164,7 @@ fn a_forged_checkpoint_is_not_a_start() {
         restore(&folder);
         poke(&folder, &format!("run/checkpoint-4/{file}.safetensors"));
         refit(&folder, |_| ());
-        let start = format!("checkpoint-4, where the replay begins: its {what} are not those of the chain");
+        let start = format!("checkpoint-4, where the replay begins: its {what} of the chain");
         says(&folder, &["replay", "run", "--steps", "5..6", "-q", "--against", "none"], 1, &start);
         let chain = folder.text("run/chain.jsonl");
         let resumed = folder.train("run", &[&STEPS[..], &["--resume-from=checkpoint-4"]].concat());

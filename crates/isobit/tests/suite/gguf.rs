@@ -85,6 +85,7 @@ fn read(folder: &Folder, file: &str) -> Gguf {
             1 | 30 => 2 * length,
             2 => length / 32 * 18,
             8 => length / 32 * 34,
+            39 => length / 32 * 17,
             other => panic!("type {other}"),
         };
         let bytes = bytes[begin + offset..begin + offset + size].to_vec();
@@ -373,7 +374,9 @@ fn what_cannot_be_written_is_refused_and_nothing_is_left() {
     config["sliding_window"] = 5.into();
     config["max_window_layers"] = 1.into();
     folder.put("model/config.json", config.to_string());
-    folder.run(&["export", "gguf", "model", "-o", "a.gguf"]).says(0, &["note: ", "no sliding window", "up to 5 tokens"]);
+    folder
+        .run(&["export", "gguf", "model", "-o", "a.gguf"])
+        .says(0, &["note: ", "no sliding window", "up to 5 tokens"]);
     assert_eq!(read(&folder, "a.gguf").keys["qwen2.context_length"], "5");
     std::fs::remove_file(folder.path("a.gguf")).expect("removed");
     folder.put("model/config.json", config_json(folder.shape).to_string());

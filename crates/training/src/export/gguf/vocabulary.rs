@@ -26,15 +26,39 @@ pub(super) const CONTROL: i32 = 3;
 pub(super) const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// Expressions of `Split`, before `ByteLevel`, and llama.cpp's names for them.
-const EXPRESSIONS: [(&str, &str); 2] = [
+/// Expressions of `Split`, one or several before `ByteLevel`, and llama.cpp's names for them.
+const EXPRESSIONS: [(&[&str], &str); 5] = [
     (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
         "qwen2",
     ),
     (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
         "llama-bpe",
+    ),
+    (
+        &[
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        "gpt-4o",
+    ),
+    (
+        &[
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        "tekken",
+    ),
+    (
+        &[
+            r"\p{N}{1,3}",
+            r"[一-龥぀-ゟ゠-ヿ]+",
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+        ],
+        "deepseek-v3",
     ),
 ];
 
@@ -121,9 +145,12 @@ impl Files {
         let kinds: Vec<&str> = all.iter().map(|one| one["type"].as_str().unwrap_or_default()).collect();
         let own_expression = |one: &Value| one["use_regex"] != false;
         let found = match (&kinds[..], &all[..]) {
-            (["Split", "ByteLevel"], [split, bytes]) if !own_expression(bytes) => {
-                let expression = split["pattern"]["Regex"].as_str().unwrap_or_default();
-                EXPRESSIONS.iter().find(|(known, _)| *known == expression).map(|(_, name)| *name)
+            ([.., "ByteLevel"], [splits @ .., bytes])
+                if !own_expression(bytes) && splits.iter().all(|part| part["type"] == "Split") =>
+            {
+                let expressions: Vec<_> = splits.iter().map(|split| split["pattern"]["Regex"].as_str()).collect();
+                let is = |known: &[&str]| known.iter().copied().map(Some).eq(expressions.iter().copied());
+                EXPRESSIONS.iter().find(|(known, _)| is(known)).map(|(_, name)| *name)
             }
             (["Digits", "ByteLevel"], [digits, bytes]) if own_expression(bytes) => {
                 (digits["individual_digits"] == true).then_some("smollm")
@@ -137,7 +164,7 @@ impl Files {
                 "{}: its pre_tokenizer is not one that llama.cpp is known to have a name for",
                 self.path.display()
             ),
-            hint: "if you know the name, give it with `--pre NAME`".to_string(),
+            hint: "if you know the name, give it with `--pre NAME`: `kimi-k2`, `chatglm-bpe`, `dbrx`, ...".to_string(),
         })
     }
 
@@ -228,8 +255,10 @@ mod tests {
         let sequence = |first: Value, own: bool| json!({"type": "Sequence", "pretokenizers": [first, bytes(own)]});
         let split =
             |expression: &str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated"});
-        for (expression, name) in EXPRESSIONS {
-            assert_eq!(of(sequence(split(expression), false)), Some(name));
+        for (expressions, name) in EXPRESSIONS {
+            let parts: Vec<Value> = expressions.iter().map(|one| split(one)).chain([bytes(false)]).collect();
+            assert_eq!(of(json!({"type": "Sequence", "pretokenizers": parts})), Some(name));
+            assert_eq!(of(json!({"type": "Sequence", "pretokenizers": parts[..parts.len() - 1]})), None);
         }
         assert_eq!(of(sequence(json!({"type": "Digits", "individual_digits": true}), true)), Some("smollm"));
         assert_eq!(of(bytes(true)), Some("gpt-2"));
