@@ -1,3 +1,5 @@
+//! Keys and tensors of small models of every kind, and what is refused.
+
 use super::*;
 use crate::experts::Projection;
 

@@ -1,10 +1,10 @@
 //! A SentencePiece vocabulary, as `tokenizer.json` files of Gemma, Phi-3, Llama 2 and Mistral hold
 //! it: BPE over characters with a fallback to bytes, spaces written as `▁`.
 //!
-//! llama.cpp joins the two neighbours whose token has the highest score, whatever they are; the file
-//! lists the pairs that are joined, in order. Both agree if every pair that makes a token is listed,
-//! and the pairs of a token stand together: then the place of the first is the token's score, less
-//! than zero. That is how such files are made, and it is checked.
+//! llama.cpp joins the two neighbours whose token has the highest score, whatever they are; the
+//! file lists the pairs that are joined, in order. Both agree if every pair that makes a token is
+//! listed, and the pairs of a token stand together: then the place of the first is the token's
+//! score, less than zero. That is how such files are made, and it is checked.
 
 use super::vocabulary::{CONTROL, Files, NORMAL, USER_DEFINED};
 use crate::prepare::RunError;
