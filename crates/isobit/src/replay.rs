@@ -373,8 +373,8 @@ fn describe(difference: &Difference) -> String {
     let item = match found_in {
         FoundIn::Chain(item) => item,
         FoundIn::Start(item) => {
-            let name = item.name();
-            return format!("checkpoint-{step}, where the replay begins: its {name} are not those of the chain");
+            let what = item.not_those();
+            return format!("checkpoint-{step}, where the replay begins: its {what} of the chain");
         }
         FoundIn::Folder => {
             let folder = difference.element.as_ref().map_or("a folder", |element| &element.folder);

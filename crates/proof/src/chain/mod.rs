@@ -179,6 +179,12 @@ impl Item {
         }
     }
 
+    /// "weights are not those", "loss is not that".
+    pub fn not_those(self) -> String {
+        let is_plural = matches!(self, Self::Rows | Self::Weights(_) | Self::Parts | Self::Tensors);
+        format!("{} {}", self.name(), if is_plural { "are not those" } else { "is not that" })
+    }
+
     pub fn part(self) -> Option<usize> {
         match self {
             Self::Gradient(part) | Self::Weights(part) | Self::State(part) => part,

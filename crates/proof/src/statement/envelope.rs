@@ -11,6 +11,11 @@ use std::path::Path;
 
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 
+/// BOUND: bytes of an envelope: a statement about 300,000 segments.
+const BYTES_MAX: u64 = 1 << 25;
+/// BOUND: signatures of an envelope. Each is tried with the key.
+const SIGNATURES_MAX: usize = 100;
+
 /// An envelope as it stands in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,9 +58,12 @@ impl Envelope {
     }
 
     pub fn read(path: &Path) -> Result<Self, FileError> {
-        let envelope: Self = json::read(path)?;
+        let envelope: Self = json::read_within(path, BYTES_MAX)?;
         if envelope.payload_type != PAYLOAD_TYPE {
             return Err(FileError::malformed(path, format!("its payload is not {PAYLOAD_TYPE}")));
+        }
+        if envelope.signatures.len() > SIGNATURES_MAX {
+            return Err(FileError::malformed(path, format!("it has more than {SIGNATURES_MAX} signatures")));
         }
         Ok(envelope)
     }

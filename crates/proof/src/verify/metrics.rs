@@ -16,6 +16,9 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+/// BOUND: bytes of a line.
+const LINE_BYTES_MAX: usize = 1 << 16;
+
 /// What is known of each line.
 pub(super) struct Lines(Vec<LineOf>);
 
@@ -121,6 +124,9 @@ impl Follower<'_> {
     /// The step of a line if nothing is wrong with it.
     fn follow(&mut self, line: &str) -> Result<u64, Wrong> {
         const STRANGE: &str = "it is not a line of metrics";
+        if line.len() > LINE_BYTES_MAX {
+            return Err(STRANGE.into());
+        }
         let (before, check) = checked(line).ok_or("its checksum is missing")?;
         if checksum(before) != check {
             return Err("its checksum does not match".into());
