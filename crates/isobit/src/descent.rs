@@ -10,6 +10,7 @@ use crate::watcher::Watcher;
 use isobit_autograd::Offload;
 use isobit_kernels::observe::Observed;
 use isobit_kernels::{Backend, Reference};
+use isobit_proof::name::counted;
 use isobit_models::build::Settings;
 use isobit_numerics::digest::Digest;
 use isobit_training::descent::{Before, Differing, Execution, Executor, Pair, first_element};
@@ -162,7 +163,8 @@ impl Looked {
     pub(crate) fn text(&self) -> Vec<String> {
         match self {
             Self::Same { on: [first, second], updates } => {
-                vec![format!("{first} and {second} write the same bits in every op of {updates} updates")]
+                let updates = counted(*updates as u64, "update");
+                vec![format!("{first} and {second} write the same bits in every op of {updates}")]
             }
             Self::At(descent) => descent.text(),
         }

@@ -20,6 +20,7 @@ use isobit_kernels::gpu;
 use isobit_kernels::{Backend, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
+use isobit_proof::name::counted;
 use isobit_proof::Manifest;
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Every, Run, Settled};
@@ -176,11 +177,11 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     }
     if !quiet {
         tell(&format!(
-            "{} rows, {} tokens, {} of them targets; {} updates",
+            "{} rows, {} tokens, {} of them targets; {}",
             prepared.train.len(),
             prepared.train.iter().map(|row| row.tokens().len()).sum::<usize>(),
             prepared.train.iter().map(Row::target_count).sum::<usize>(),
-            prepared.steps.total
+            counted(prepared.steps.total, "update")
         ));
         if let Some(line) = kinds(&prepared) {
             tell(&line);
@@ -402,10 +403,10 @@ impl Training<'_> {
         let page = if team.is_first() { LivePage::of(&prepared.run) } else { None };
         let mut environment = environment(&device, prepared, team);
         if let Some(every) = arguments.audit_every {
-            environment.insert("audit".to_string(), format!("one micro-batch every {every} updates"));
+            environment.insert("audit".to_string(), format!("one micro-batch every {}", counted(every, "update")));
             if every > prepared.steps.total {
-                let total = prepared.steps.total;
-                tell(&format!("warning: --audit-every {every} audits nothing: the run has {total} updates"));
+                let total = counted(prepared.steps.total, "update");
+                tell(&format!("warning: --audit-every {every} audits nothing: the run has {total}"));
             }
         }
         let audit = audit::auditor(arguments.audit_every, arguments.audit_on.as_deref(), prepared, team)?;
@@ -429,7 +430,8 @@ impl Training<'_> {
                 // A clean stop is not an error. Even a quiet run reports it: the user has just
                 // requested it.
                 tell(&format!(
-                    "stopped after {step} updates by {}, saved in {output}/checkpoint-{step}",
+                    "stopped after {} by {}, saved in {output}/checkpoint-{step}",
+                    counted(step, "update"),
                     signal.name()
                 ));
                 tell("run the same command with `--resume` to continue");

@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use isobit_proof::FileError;
-use isobit_proof::name::harmless;
+use isobit_proof::name::{counted, harmless};
 use isobit_proof::statement::{self, Asked, Challenge, PublicKey, Reexecution};
 use isobit_proof::verify::{self, Finding, Report};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
@@ -170,20 +170,19 @@ fn print_text(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
     if let Some(done) = &report.replayed {
         writeln!(out, "the statement says: {}", done.described())?;
     }
-    let count = |number: u64, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
-    let mut words = vec![count(report.files as u64, "file")];
+    let mut words = vec![counted(report.files as u64, "file")];
     if report.kind == "run" {
-        words.push(count(report.updates, "update"));
-        words.push(count(report.checkpoints as u64, "checkpoint"));
+        words.push(counted(report.updates, "update"));
+        words.push(counted(report.checkpoints as u64, "checkpoint"));
     }
     let words = words.join(", ");
     match report.findings.len() {
         0 => writeln!(out, "verified: {words}")?,
-        findings => writeln!(out, "not as recorded: {} in {words}", count(findings as u64, "finding"))?,
+        findings => writeln!(out, "not as recorded: {} in {words}", counted(findings as u64, "finding"))?,
     }
     if let (Some(receipt), true) = (&report.receipt, report.findings.is_empty()) {
         let state = if receipt.made.finished { "finished" } else { "unfinished" };
-        writeln!(out, "receipt {} of {} ({state})", receipt.digest, count(receipt.made.updates, "update"))?;
+        writeln!(out, "receipt {} of {} ({state})", receipt.digest, counted(receipt.made.updates, "update"))?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::config::Run;
 use crate::schedule::Schedule;
 use isobit_kernels::float_state;
 use isobit_proof::chain::Chain;
+use isobit_proof::name::counted;
 
 /// The first thing in a chain that is not what the config of its run gives, for that many training
 /// rows.
@@ -15,13 +16,14 @@ pub fn departure(run: &Run, rows: u64, chain: &Chain, finished: bool) -> Option<
     let (patience, mut without) = (run.training.early_stopping_patience, 0);
     let stops_early = |without: u32| patience > 0 && without >= patience;
     let done = chain.updates.len() as u64;
+    let another_length = || format!("it has {}, but the config gives {}", counted(done, "update"), steps.total);
     for update in &chain.updates {
         let step = update.step;
         if stops_early(without) {
             return Some(format!("update {step}: the run stops before it, by early_stopping_patience"));
         }
         if step > steps.total {
-            return Some(format!("it has {done} updates, but the config gives {}", steps.total));
+            return Some(another_length());
         }
         if update.learning_rate != schedule.at(step - 1).to_bits() {
             return Some(format!("update {step}: its learning rate is not that of the schedule"));
@@ -36,5 +38,5 @@ pub fn departure(run: &Run, rows: u64, chain: &Chain, finished: bool) -> Option<
         }
     }
     let is_short = finished && done < steps.total && !stops_early(without);
-    is_short.then(|| format!("it has {done} updates, but the config gives {}", steps.total))
+    is_short.then(another_length)
 }

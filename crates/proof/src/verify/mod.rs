@@ -75,6 +75,10 @@ impl Report {
                 self.add_finding(&path, what);
                 Ok(None)
             }
+            Err(FileError::NotRegular { path, found }) => {
+                self.add_finding(&path, format!("it is {found}, not a regular file"));
+                Ok(None)
+            }
             Err(error) if error.is_damage() => {
                 self.add_finding(path, error.to_string());
                 Ok(None)

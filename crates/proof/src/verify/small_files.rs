@@ -51,10 +51,33 @@ fn compare(report: &mut Report, path: &Path, expected: &Value, of: &str) -> Resu
         return Ok(());
     }
     let Some(UniqueValue(found)) = report.damage_as_finding(path, json::read_small(path))? else { return Ok(()) };
+    // Decimals are read as the file's are: a parser may be off in the last place.
+    let expected = serde_json::from_str::<Value>(&expected.to_string()).unwrap_or_default();
     let fields = |value: &Value| value.as_object().map_or(Vec::new(), |object| object.keys().cloned().collect());
-    let names: BTreeSet<String> = fields(&found).into_iter().chain(fields(expected)).collect();
+    let names: BTreeSet<String> = fields(&found).into_iter().chain(fields(&expected)).collect();
     if let Some(name) = names.iter().find(|name| found.get(name) != expected.get(name)) {
         report.add_finding(path, format!("its {} is not that {of}", quoted(name)));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also one whose decimal form is not read as the same number.
+    #[test]
+    fn a_pointer_is_compared_as_it_is_written() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join(BEST);
+        for bits in [0x3fca_3243_5555_5555_u64, 0x3ff0_0000_0000_0000, 0x4014_0aaa_aaaa_aaab] {
+            let pointer = json!({ "step": 3, "metric": f64::from_bits(bits) });
+            std::fs::write(&path, format!("{pointer:#}\n")).expect("written");
+            let mut report = Report::default();
+            compare(&mut report, &path, &pointer, "of the best evaluation").expect("read");
+            assert_eq!(report.findings, []);
+            compare(&mut report, &path, &json!({ "step": 3 }), "of the best evaluation").expect("read");
+            assert_eq!(report.findings[0].what, "its `metric` is not that of the best evaluation");
+        }
+    }
 }
