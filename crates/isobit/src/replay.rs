@@ -354,10 +354,7 @@ pub(crate) fn text(replayed: &Replayed, steps: &RangeInclusive<u64>) -> Vec<Stri
             1 => ", and 1 checkpoint".to_string(),
             count => format!(", and {count} checkpoints"),
         };
-        return vec![format!(
-            "{} with the record, from {from}{checkpoints}",
-            agree(replayed.from + 1, *steps.end())
-        )];
+        return vec![format!("{} with the record, from {from}{checkpoints}", agree(replayed.from + 1, *steps.end()))];
     };
     let mut lines = vec![describe(difference)];
     lines.extend(difference.element.as_ref().map(describe_element));

@@ -286,19 +286,23 @@ impl DataFile {
         if each > 1 {
             let (mut together, mut number) = (blake3::Hasher::new(), 0);
             lines.clear();
-            read_lines(path, |_| (), |digits| {
-                number += 1;
-                // The last line may stand alone.
-                if number == line_count && (number - 1).is_multiple_of(each) {
-                    lines.push_str(digits);
-                    return;
-                }
-                together.update(digits.as_bytes());
-                if number.is_multiple_of(each) || number == line_count {
-                    lines.push_str(&first_digits(&together));
-                    together.reset();
-                }
-            })?;
+            read_lines(
+                path,
+                |_| (),
+                |digits| {
+                    number += 1;
+                    // The last line may stand alone.
+                    if number == line_count && (number - 1).is_multiple_of(each) {
+                        lines.push_str(digits);
+                        return;
+                    }
+                    together.update(digits.as_bytes());
+                    if number.is_multiple_of(each) || number == line_count {
+                        lines.push_str(&first_digits(&together));
+                        together.reset();
+                    }
+                },
+            )?;
         }
         Ok(Self {
             used_for: used_for.to_string(),

@@ -116,7 +116,8 @@ fn the_record_of_a_folder_is_about_the_files_of_a_run() {
 fn pointers_and_names_of_checkpoints_follow_from_the_chain() {
     let folder = ground(None);
     let mut escaped = Escaped::default();
-    let pointer = |step: u64| json!({"schema": "isobit.pointer/1", "checkpoint": format!("checkpoint-{step}"), "step": step});
+    let pointer =
+        |step: u64| json!({"schema": "isobit.pointer/1", "checkpoint": format!("checkpoint-{step}"), "step": step});
     folder.put("run/latest.json", pointer(4).to_string());
     escaped.unless(&folder, "an earlier latest", |_| (), &["latest.json: its `checkpoint` is not"]);
     edit_json(&folder, "run/best.json", |best| best["checkpoint"] = Value::Null);
@@ -238,7 +239,12 @@ fn widened(folder: &Folder, name: &str, dtype: Dtype) {
     drop(file);
     let entries: Vec<Entry<'_>> = all
         .iter()
-        .map(|(name, shape, bytes)| Entry { name: name.as_str(), dtype, shape: shape.as_slice(), bytes: bytes.as_slice() })
+        .map(|(name, shape, bytes)| Entry {
+            name: name.as_str(),
+            dtype,
+            shape: shape.as_slice(),
+            bytes: bytes.as_slice(),
+        })
         .collect();
     write(&folder.path(name), &std::collections::BTreeMap::new(), &entries).expect("written");
 }
@@ -406,7 +412,10 @@ fn huge_numbers_and_many_signatures_are_refused_at_once() {
         isobit_proof::statement::Envelope::new(value.to_string().as_bytes(), None).write(&path).expect("written");
         // A few gigabytes are enough for the program, and not for a list of all segments.
         let limited = std::process::Command::new("bash")
-            .args(["-c", "ulimit -v 4000000; ulimit -t 20; exec \"$0\" verify run/final --statement run/statement.json"])
+            .args([
+                "-c",
+                "ulimit -v 4000000; ulimit -t 20; exec \"$0\" verify run/final --statement run/statement.json",
+            ])
             .arg(env!("CARGO_BIN_EXE_isobit"))
             .current_dir(folder.path("."))
             .output()

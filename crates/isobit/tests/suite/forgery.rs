@@ -160,9 +160,7 @@ fn stored_tensors_are_compared_with_the_chain() {
 #[test]
 fn a_forged_checkpoint_is_not_a_start() {
     let folder = ground(None);
-    for (file, what) in
-        [("optimizer", "optimizer state is not that"), ("adapter_model", "weights are not those")]
-    {
+    for (file, what) in [("optimizer", "optimizer state is not that"), ("adapter_model", "weights are not those")] {
         restore(&folder);
         poke(&folder, &format!("run/checkpoint-4/{file}.safetensors"));
         refit(&folder, |_| ());

@@ -140,7 +140,11 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
         (good.replacen("\"agrees\":true", "\"agrees\":NaN", 1), false, "not a number"),
         (format!("\u{feff}{good}"), false, "a byte order mark"),
         (format!("{good}\n{{}}"), false, "a second value"),
-        (put(&format!("{again}/probability_of_detection/if_one_segment_is_wrong"), true.into()), false, "true as a chance"),
+        (
+            put(&format!("{again}/probability_of_detection/if_one_segment_is_wrong"), true.into()),
+            false,
+            "true as a chance",
+        ),
         (good.replacen("\"if_one_", "\"if_none_is_wrong\":1.0,\"if_one_", 1), false, "one more chance"),
         (good.replacen("\"starts_after\":0", "\"starts_after\":-0", 1), false, "minus nothing"),
         (good.replacen("\"starts_after\":0", "\"starts_after\":0e0", 1), false, "a number in another form"),

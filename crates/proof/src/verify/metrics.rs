@@ -155,8 +155,8 @@ impl Follower<'_> {
     /// The line that the chain gives.
     fn expected(&mut self, chain: &Chain, step: u64, is_evaluation: bool) -> Result<Record, Wrong> {
         let tokens = self.count(chain, step);
-        let tokens =
-            tokens.ok_or_else(|| format!("its tokens are not those of the updates up to {step}, or it is out of order"))?;
+        let tokens = tokens
+            .ok_or_else(|| format!("its tokens are not those of the updates up to {step}, or it is out of order"))?;
         let update = &chain.updates[step as usize - 1];
         let next = self.next_evaluation();
         let event = if is_evaluation {
