@@ -83,6 +83,7 @@ def expected(statement, receipt, folder):
     named = lambda name, **digest: {"name": name, "digest": digest}
     files = {"receipt.json": own["digest"]["blake3"]
              for own in statement["subject"] if own["name"] == "receipt.json"}
+    need(re.fullmatch("[0-9a-f]{64}", *files.values()), "the receipt is no subject, or has no hash")
     files.update((name, of["blake3"]) for name, of in receipt["result"].items())
     inputs = [(f"base/{name}", of["blake3"]) for name, of in made["base"]["files"].items()]
     inputs += [(f"tokenizer/{name}", of["blake3"]) for name, of in made["tokenizer"].items()]
@@ -136,7 +137,8 @@ def main(statement_file, folder, key, challenge):
     need(answers, "it does not answer the challenge")
     print(f"verified: {len(statement['subject'])} files,",
           "signed by the given key" if key else "signature not checked")
-    print(f"receipt {digest}\nreplayed {again['reexecuted_updates']} of {again['updates']} updates,",
+    print(f"receipt {digest}")
+    print(f"replayed {again['reexecuted_updates']} of {again['updates']} updates,",
           f"{done} of {most} segments, chosen by {by} {given or ''}")
     print(f"one wrong segment would be found with a probability of {done / most:.1%}")
     if given and challenge is None:

@@ -130,6 +130,7 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
         (put(&format!("{again}/reexecuted_updates"), 6.into()), false, "another count"),
         (put("/subject/0/digest/blake3", zero()), false, "another BLAKE3 of a file"),
         (put("/subject/0/digest/sha256", zero()), false, "another SHA-256 of a file"),
+        (put("/subject/2/digest/blake3", 1.into()), false, "a number as BLAKE3 of the receipt"),
         (put("/predicate/buildDefinition/buildType", "urn:other".into()), false, "another type of build"),
         (put("/predicate/buildDefinition/externalParameters/config/seed", "8".into()), false, "another seed"),
         (put("/predicate/buildDefinition/resolvedDependencies", json!([])), false, "no inputs"),
