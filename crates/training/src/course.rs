@@ -1,5 +1,5 @@
 //! The course that a config gives a run: how many updates it has, at which learning rates, when it
-//! is evaluated and when it stops. No weight is needed to compare a chain with it, so `verify` does.
+//! is evaluated and when it stops. No weight is needed to compare a chain with it: `verify` does.
 
 use crate::config::Run;
 use crate::schedule::Schedule;
