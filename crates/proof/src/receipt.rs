@@ -194,8 +194,8 @@ impl Receipt {
         }
     }
 
-    /// What a run would not write, whatever it was made from. The digest of a config is of lines, so
-    /// keys are plain and values have one line: two readers must not divide them differently.
+    /// What a run would not write, whatever it was made from. The digest of a config is of lines:
+    /// keys are plain and values have one line, so that readers cannot divide them differently.
     fn strange(&self) -> Option<String> {
         let Made { identity, config, base, tokenizer, data, .. } = &self.made;
         let files = base.files.keys().chain(tokenizer.keys());
@@ -348,10 +348,10 @@ fn read_lines(path: &Path, mut see: impl FnMut(&[u8]), mut line: impl FnMut(&str
     Ok(())
 }
 
+/// `LINE_DIGITS` of a hash.
 fn first_digits(hasher: &blake3::Hasher) -> String {
-    let mut digits = Hash(*hasher.finalize().as_bytes()).to_string();
-    digits.truncate(LINE_DIGITS);
-    digits
+    let [a, b, c, d, e, f, g, h, ..] = *hasher.finalize().as_bytes();
+    format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
 }
 
 #[cfg(test)]

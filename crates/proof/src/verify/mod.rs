@@ -79,6 +79,10 @@ impl Report {
                 self.add_finding(&path, format!("it is {found}, not a regular file"));
                 Ok(None)
             }
+            Err(FileError::TooLarge { path, bytes, limit }) => {
+                self.add_finding(&path, format!("it has {bytes} bytes or more; the limit is {limit}"));
+                Ok(None)
+            }
             Err(error) if error.is_damage() => {
                 self.add_finding(path, error.to_string());
                 Ok(None)
