@@ -13,6 +13,7 @@ use isobit_kernels::observe::Observed;
 use isobit_kernels::{Backend, Reference};
 use isobit_models::build::Settings;
 use isobit_numerics::digest::Digest;
+use isobit_proof::name::counted;
 use isobit_training::descent::{Before, Differing, Execution, Executor, Pair, first_element};
 use isobit_training::prepare::{Prepared, RunError};
 use isobit_training::replay::{self, Event, Replayed};
@@ -163,10 +164,8 @@ impl Looked {
     pub(crate) fn text(&self) -> Vec<String> {
         match self {
             Self::Same { on: [first, second], updates } => {
-                vec![format!(
-                    "{first} and {second} write the same bits in every op of {}",
-                    units::updates(*updates as u64)
-                )]
+                let updates = counted(*updates as u64, "update");
+                vec![format!("{first} and {second} write the same bits in every op of {updates}")]
             }
             Self::At(descent) => descent.text(),
         }

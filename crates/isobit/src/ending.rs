@@ -4,9 +4,10 @@
 use crate::Failure;
 use crate::progress::Console;
 use crate::stderr::tell;
-use crate::units::{size, time, updates};
+use crate::units::{size, time};
 use isobit_numerics::slices::Profile;
 use isobit_proof::hash::Hash;
+use isobit_proof::name::counted;
 use isobit_proof::{FileError, Manifest};
 use isobit_training::checkpoint::{self, ADAPTER, FINAL};
 use isobit_training::config::{Adapter, Run};
@@ -117,7 +118,7 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     let device = on_devices(&ending.devices);
     lines.push(format!(
         "finished after {}{early}{resumed} in {}{speed}; peak memory {}, with pages of weight files{device}",
-        updates(*step),
+        counted(*step, "update"),
         if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
         size(ending.peak_bytes)
     ));

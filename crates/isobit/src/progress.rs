@@ -4,8 +4,9 @@
 use crate::audit::Audit;
 use crate::report::LivePage;
 use crate::stderr::tell;
-use crate::units::{size, time, updates};
+use crate::units::{size, time};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use isobit_proof::name::counted;
 use isobit_training::audit::Auditor;
 use isobit_training::metrics::{Event, Record};
 use isobit_training::prepare::Prepared;
@@ -218,7 +219,7 @@ impl Watch for Console<'_> {
         self.bar.set_position(from_step);
         let total = prepared.steps.total;
         if from_step > 0 {
-            self.say(&format!("resuming after {from_step} of {}", updates(total)));
+            self.say(&format!("resuming after {from_step} of {}", counted(total, "update")));
         }
         self.event(json!({"event": "started", "device": self.device, "trained_parameters": trained,
             "from_step": from_step, "steps": total}));

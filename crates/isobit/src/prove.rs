@@ -154,7 +154,7 @@ fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Re
     let quiet = arguments.quiet || arguments.json;
     for Segment { first, last, from } in segments.iter().filter(|of| of.from + 1 < of.first && !quiet) {
         let start = if *from == 0 { "the base".to_string() } else { format!("checkpoint-{from}") };
-        tell(&format!("note: updates {first} to {last} can be replayed only from {start}"));
+        tell(&format!("note: {} can be replayed only from {start}", replay::updates(*first, *last)));
     }
     for steps in joined(&segments, &replayed) {
         let mut watch = |event: Event| match event {

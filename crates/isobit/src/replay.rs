@@ -9,10 +9,10 @@ use crate::fits::Ranks;
 use crate::model;
 use crate::stderr::tell;
 use crate::train::Devices;
-use crate::units::updates;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
 use isobit_proof::chain::Chain;
+use isobit_proof::name::counted;
 use isobit_proof::receipt::Receipt;
 use isobit_training::checkpoint::RESOLVED;
 use isobit_training::config::{self, EvalRows, Run};
@@ -127,7 +127,7 @@ impl Subject {
     fn check_recorded(&self, steps: &RangeInclusive<u64>) -> Result<(), Failure> {
         let done = self.chain.updates.len() as u64;
         if *steps.end() > done {
-            let message = format!("the chain of the run has {}, not {}", updates(done), steps.end());
+            let message = format!("the chain of the run has {}, not {}", counted(done, "update"), steps.end());
             return Err(Failure::usage(message, format!("name updates up to {done}")));
         }
         Ok(())
@@ -276,8 +276,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut watch = |event: Event| match event {
         Event::Skipped(why) => tell(&format!("note: not used: {why}")),
         _ if quiet => (),
-        Event::Started(0) => tell(&format!("from the base, to replay updates {first} to {last}")),
-        Event::Started(from) => tell(&format!("from checkpoint-{from}, to replay updates {first} to {last}")),
+        Event::Started(0) => tell(&format!("from the base, to replay {}", updates(first, last))),
+        Event::Started(from) => tell(&format!("from checkpoint-{from}, to replay {}", updates(first, last))),
         Event::Agrees(step) => tell(&format!("update {step}: the same bits")),
         Event::CheckpointAgrees(step) => tell(&format!("checkpoint-{step}: the same bits")),
     };
@@ -354,19 +354,24 @@ pub(crate) fn text(replayed: &Replayed, steps: &RangeInclusive<u64>) -> Vec<Stri
             1 => ", and 1 checkpoint".to_string(),
             count => format!(", and {count} checkpoints"),
         };
-        return vec![format!(
-            "updates {} to {} agree with the record, from {from}{checkpoints}",
-            replayed.from + 1,
-            steps.end()
-        )];
+        return vec![format!("{} with the record, from {from}{checkpoints}", agree(replayed.from + 1, *steps.end()))];
     };
     let mut lines = vec![describe(difference)];
     lines.extend(difference.element.as_ref().map(describe_element));
     if replayed.agreeing > 0 {
         let last = replayed.from + replayed.agreeing;
-        lines.push(format!("updates {} to {last} agree, from {from}", replayed.from + 1));
+        lines.push(format!("{}, from {from}", agree(replayed.from + 1, last)));
     }
     lines
+}
+
+/// "update 7", or "updates 7 to 9".
+pub(crate) fn updates(first: u64, last: u64) -> String {
+    if first == last { format!("update {first}") } else { format!("updates {first} to {last}") }
+}
+
+fn agree(first: u64, last: u64) -> String {
+    format!("{} agree{}", updates(first, last), if first == last { "s" } else { "" })
 }
 
 fn describe(difference: &Difference) -> String {

@@ -15,12 +15,13 @@ use crate::report::{self, LivePage};
 use crate::samples;
 use crate::split::{Split, split_fit};
 use crate::stderr::{tell, tell_notes};
-use crate::units::{self, updates};
+use crate::units;
 use isobit_kernels::gpu;
 use isobit_kernels::{Backend, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_proof::Manifest;
+use isobit_proof::name::counted;
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Every, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, is_trained_in_4bit, prepare, step_settings};
@@ -180,7 +181,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
             prepared.train.len(),
             prepared.train.iter().map(|row| row.tokens().len()).sum::<usize>(),
             prepared.train.iter().map(Row::target_count).sum::<usize>(),
-            updates(prepared.steps.total)
+            counted(prepared.steps.total, "update")
         ));
         if let Some(line) = kinds(&prepared) {
             tell(&line);
@@ -402,9 +403,9 @@ impl Training<'_> {
         let page = if team.is_first() { LivePage::of(&prepared.run) } else { None };
         let mut environment = environment(&device, prepared, team);
         if let Some(every) = arguments.audit_every {
-            environment.insert("audit".to_string(), format!("one micro-batch every {}", updates(every)));
+            environment.insert("audit".to_string(), format!("one micro-batch every {}", counted(every, "update")));
             if every > prepared.steps.total {
-                let total = updates(prepared.steps.total);
+                let total = counted(prepared.steps.total, "update");
                 tell(&format!("warning: --audit-every {every} audits nothing: the run has {total}"));
             }
         }
@@ -430,7 +431,7 @@ impl Training<'_> {
                 // requested it.
                 tell(&format!(
                     "stopped after {} by {}, saved in {output}/checkpoint-{step}",
-                    updates(step),
+                    counted(step, "update"),
                     signal.name()
                 ));
                 tell("run the same command with `--resume` to continue");

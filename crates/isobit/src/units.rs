@@ -41,11 +41,6 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A number of updates.
-pub(crate) fn updates(count: u64) -> String {
-    if count == 1 { "1 update".to_string() } else { format!("{count} updates") }
-}
-
 /// A readable duration: `42s`, `3m 05s`, `2h 07m`, `3d 04h`.
 pub(crate) fn time(seconds: f64) -> String {
     let whole = seconds.round().max(0.0) as u64;

@@ -3,11 +3,11 @@
 
 use crate::Failure;
 use isobit_proof::FileError;
-use isobit_proof::name::harmless;
+use isobit_proof::name::{counted, harmless};
 use isobit_proof::statement::{self, Asked, Challenge, PublicKey, Reexecution};
 use isobit_proof::verify::{self, Finding, Report};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
-use isobit_training::config;
+use isobit_training::{config, course};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -112,6 +112,9 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
     };
     if let Some(model) = &arguments.model {
         verify::check_base(&mut report, &receipt, model)?;
+        if report.kind == "run" {
+            verify::check_frozen(&mut report, &arguments.run, model)?;
+        }
     }
     if let Some(path) = &statement {
         let folder = if report.kind == "run" { arguments.run.join(FINAL) } else { arguments.run.clone() };
@@ -124,22 +127,33 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// The config is the one whose digest the chain begins with.
+/// The config is the one whose digest the chain begins with, and the chain takes the course that it
+/// gives.
 fn check_config(report: &mut Report, folder: &Path) {
     let Some(receipt) = &report.receipt else { return };
     let path = folder.join(RESOLVED);
+    let (made, has_finding) = (&receipt.made, report.findings.iter().any(|finding| finding.path == path));
     let what = match config::read(&path, &[]) {
-        Ok(settled) if receipt.made.identity.get("run") == Some(&settled.run.digest()) => return,
+        Ok(settled)
+            if made.identity.get("run") == Some(&settled.run.digest()) && made.config == settled.run.influences() =>
+        {
+            // Receipts of version 1 do not say how many rows there are.
+            let (Some(chain), Some(rows)) = (&report.chain, made.rows) else { return };
+            if let Some(what) = course::departure(&settled.run, rows, chain, made.finished) {
+                report.findings.push(Finding { path: folder.join(isobit_proof::chain::NAME), what });
+            }
+            return;
+        }
         Ok(settled) => {
-            let (ours, recorded) = (settled.run.influences(), &receipt.made.config);
+            let (ours, recorded) = (settled.run.influences(), &made.config);
             let key = ours.keys().chain(recorded.keys()).find(|key| ours.get(*key) != recorded.get(*key));
             let shown = |value: Option<&String>| value.map_or("not set".to_string(), Clone::clone);
             key.map_or("it is not the config of the run".to_string(), |key| {
                 format!("`{key}` is {}, but the run's was {}", shown(ours.get(key)), shown(recorded.get(key)))
             })
         }
-        // A missing or changed file of a finished run has been found by its hash.
-        Err(_) if receipt.made.finished => return,
+        // What cannot be read may have been found by its hash.
+        Err(_) if has_finding => return,
         Err(error) => error.to_string(),
     };
     report.findings.push(Finding { path, what });
@@ -156,20 +170,19 @@ fn print_text(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
     if let Some(done) = &report.replayed {
         writeln!(out, "the statement says: {}", done.described())?;
     }
-    let count = |number: u64, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
-    let mut words = vec![count(report.files as u64, "file")];
+    let mut words = vec![counted(report.files as u64, "file")];
     if report.kind == "run" {
-        words.push(count(report.updates, "update"));
-        words.push(count(report.checkpoints as u64, "checkpoint"));
+        words.push(counted(report.updates, "update"));
+        words.push(counted(report.checkpoints as u64, "checkpoint"));
     }
     let words = words.join(", ");
     match report.findings.len() {
         0 => writeln!(out, "verified: {words}")?,
-        findings => writeln!(out, "not as recorded: {} in {words}", count(findings as u64, "finding"))?,
+        findings => writeln!(out, "not as recorded: {} in {words}", counted(findings as u64, "finding"))?,
     }
     if let (Some(receipt), true) = (&report.receipt, report.findings.is_empty()) {
         let state = if receipt.made.finished { "finished" } else { "unfinished" };
-        writeln!(out, "receipt {} of {} ({state})", receipt.digest, count(receipt.made.updates, "update"))?;
+        writeln!(out, "receipt {} of {} ({state})", receipt.digest, counted(receipt.made.updates, "update"))?;
     }
     Ok(())
 }

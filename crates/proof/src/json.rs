@@ -13,9 +13,23 @@ use std::path::Path;
 /// BOUND: bytes of any JSON file, metrics included.
 pub(crate) const BYTES_MAX: u64 = 100_000_000;
 
+/// BOUND: bytes of a JSON file that holds a few numbers: the state of a checkpoint, a pointer. A
+/// value takes many times the memory of its text.
+const SMALL_BYTES_MAX: u64 = 1 << 20;
+
 /// Reads a JSON file of at most `BYTES_MAX`.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
-    let bytes = regular::read(path, BYTES_MAX)?;
+    read_within(path, BYTES_MAX)
+}
+
+/// The same for one that holds a few numbers.
+pub(crate) fn read_small<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
+    read_within(path, SMALL_BYTES_MAX)
+}
+
+/// Reads a JSON file of at most so many bytes.
+pub(crate) fn read_within<T: DeserializeOwned>(path: &Path, bytes_max: u64) -> Result<T, FileError> {
+    let bytes = regular::read(path, bytes_max)?;
     serde_json::from_slice(&bytes).map_err(|error| FileError::malformed(path, told(&error)))
 }
 

@@ -32,6 +32,11 @@ pub const MODEL: &str = "model.safetensors";
 pub const OPTIMIZER: &str = "optimizer.safetensors";
 pub const STATE: &str = "state.json";
 
+/// Small files whose hashes the receipt of a run has; all but the last are in every run.
+pub const SMALL_FILES: [&str; 4] = [RESOLVED, DATA, LATEST, BEST];
+/// Files of a checkpoint besides its manifest.
+pub(crate) const CHECKPOINT_FILES: [&str; 5] = [ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE];
+
 /// The start of the name of a checkpoint.
 pub(crate) const CHECKPOINT: &str = "checkpoint-";
 
@@ -40,13 +45,15 @@ pub(crate) const CHECKPOINT: &str = "checkpoint-";
 const UNRECORDED: [&str; 6] = [Lock::NAME, STOPPED, TENSORBOARD, REPORT, SAMPLES, statement::NAME];
 /// What people may add: their config, a plan, and a signature of OpenSSF model-signing.
 const ADDED: [&str; 3] = ["config.toml", "plan.json", "model.sig"];
-/// What every record covers; the receipt names the rest of what it covers.
-const RECORDED: [&str; 6] = [chain::NAME, receipt::NAME, METRICS, FINAL, LATEST, BEST];
+/// What a record covers besides small files and checkpoints.
+const RECORDED: [&str; 4] = [chain::NAME, receipt::NAME, METRICS, FINAL];
+/// What may be put into a final folder: proofs about it.
+pub(crate) const BESIDE_RESULT: [&str; 2] = [statement::NAME, "model.sig"];
 
-/// Whether a run folder may hold this, whatever its receipt names.
+/// Whether a run folder may hold this.
 pub(crate) fn belongs(name: &str) -> bool {
-    let listed = RECORDED.iter().chain(&UNRECORDED).chain(&ADDED).any(|listed| *listed == name);
-    listed || name.starts_with(CHECKPOINT)
+    let mut listed = RECORDED.iter().chain(&SMALL_FILES).chain(&UNRECORDED).chain(&ADDED);
+    listed.any(|listed| *listed == name) || checkpoint_step(name).is_some()
 }
 
 /// The folder of a step inside the run folder.
@@ -77,7 +84,7 @@ mod tests {
             .filter_map(|line| line.split_whitespace().next().filter(|_| !line.starts_with(' ')))
             .map(|name| name.trim_end_matches('/'))
             .collect();
-        let written = RECORDED.iter().chain(&UNRECORDED).chain(&[RESOLVED, DATA, "checkpoint-N"]);
+        let written = RECORDED.iter().chain(&SMALL_FILES).chain(&UNRECORDED).chain(&["checkpoint-N"]);
         assert_eq!(listed, written.copied().collect());
     }
 

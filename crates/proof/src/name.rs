@@ -20,6 +20,11 @@ pub fn is_plain(name: &str) -> bool {
         && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
 }
 
+/// A number with its noun: "1 update", "2 updates".
+pub fn counted(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Untrusted text in backquotes, shortened, with control characters escaped.
 pub fn quoted(text: &str) -> String {
     format!("`{}`", harmless(text, SHOWN_MAX))

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 pub const NAME: &str = "receipt.json";
@@ -33,6 +32,10 @@ pub const TOKENIZER_FILES: [&str; 6] = [
     "chat_template.json",
     "generation_config.json",
 ];
+/// What a run's identity may consist of, in the order of its digest; the last two are optional.
+const IDENTITY: [&str; 7] = ["run", "data", "base", "profile", "numerics", "start", "load_in_4bit"];
+/// What a data file may be used for.
+const USES: [&str; 2] = ["train", "eval"];
 /// Digests of lines of a data file at most.
 const LINES_MAX: usize = 1 << 16;
 /// Hexadecimal digits of the digest of a line.
@@ -147,6 +150,15 @@ pub fn config_digest(config: &BTreeMap<String, String>) -> Hash {
     Hash::of_bytes(text.as_bytes())
 }
 
+/// The digest of an identity, which manifests have: BLAKE3 of its fields as JSON without spaces, in
+/// a fixed order.
+pub fn identity_digest(identity: &BTreeMap<String, String>) -> Hash {
+    let text = |value: &str| serde_json::to_string(value).expect("strings have a JSON form");
+    let field = |name: &&str| Some(format!("{}:{}", text(name), text(identity.get(*name)?)));
+    let fields: Vec<String> = IDENTITY.iter().filter_map(field).collect();
+    Hash::of_bytes(format!("{{{}}}", fields.join(",")).as_bytes())
+}
+
 impl Base {
     /// Configs come before the files of weights.
     pub const CONFIGS: [&str; 2] = ["config.json", "quantize_config.json"];
@@ -180,6 +192,28 @@ impl Receipt {
                 Hash(Sha256::digest(text(serde_json::to_string(&covered))).into())
             }
         }
+    }
+
+    /// What a run would not write, whatever it was made from. The digest of a config is of lines:
+    /// keys are plain and values have one line, so that readers cannot divide them differently.
+    fn strange(&self) -> Option<String> {
+        let Made { identity, config, base, tokenizer, data, .. } = &self.made;
+        let files = base.files.keys().chain(tokenizer.keys());
+        if let Some(name) = files.chain(self.result.iter().flat_map(BTreeMap::keys)).find(|name| !is_plain(name)) {
+            return Some(format!("{} is not a file of a folder", quoted(name)));
+        }
+        if let Some(name) = identity.keys().find(|name| !IDENTITY.contains(&name.as_str())) {
+            return Some(format!("{} is no part of an identity", quoted(name)));
+        }
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.';
+        let is_line = |(key, value): (&String, &String)| key.bytes().all(is_part) && !value.contains('\n');
+        if let Some((key, _)) = config.iter().find(|one| !is_line(*one)) {
+            return Some(format!("{} is not a line of a config", quoted(key)));
+        }
+        if let Some(file) = data.iter().find(|file| !USES.contains(&file.used_for.as_str())) {
+            return Some(format!("{} is no use of a data file", quoted(&file.used_for)));
+        }
+        (self.segment == Some(0)).then(|| "a segment has no updates".to_string())
     }
 
     /// As it stands in the final folder: without what is about the run folder or the machine.
@@ -219,9 +253,8 @@ impl Receipt {
         if receipt.schema != schema {
             return Err(FileError::malformed(path, format!("this version reads `{SCHEMA}` and `{EARLIER}`")));
         }
-        let files = receipt.made.base.files.keys().chain(receipt.made.tokenizer.keys());
-        if let Some(name) = files.chain(receipt.result.iter().flat_map(BTreeMap::keys)).find(|name| !is_plain(name)) {
-            return Err(FileError::malformed(path, format!("{} is not a file of a folder", quoted(name))));
+        if let Some(what) = receipt.strange() {
+            return Err(FileError::malformed(path, what));
         }
         if receipt.computed_digest() != receipt.digest {
             return Err(altered("its digest is not that of what it says"));
@@ -234,31 +267,50 @@ impl Receipt {
 }
 
 impl DataFile {
-    /// Reads a file once.
+    /// Reads a file once, or twice if it has more lines than digests. Memory depends neither on the
+    /// lines nor on their length.
     pub fn of(path: &Path, used_for: &str) -> Result<Self, FileError> {
-        let failed = |error| FileError::from_io("read", path, error);
-        let mut reader = BufReader::with_capacity(1 << 20, regular::open(path)?.0);
-        let (mut whole, mut size, mut digests) = (blake3::Hasher::new(), 0, Vec::new());
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            if reader.read_until(b'\n', &mut line).map_err(failed)? == 0 {
-                break;
+        let (mut whole, mut size) = (blake3::Hasher::new(), 0);
+        let (mut line_count, mut lines) = (0, String::new());
+        let see = |piece: &[u8]| {
+            whole.update(piece);
+            size += piece.len() as u64;
+        };
+        read_lines(path, see, |digits| {
+            line_count += 1;
+            if line_count <= LINES_MAX {
+                lines.push_str(digits);
             }
-            whole.update(&line);
-            size += line.len() as u64;
-            digests.push(short(&line));
-        }
-        let line_count = digests.len();
+        })?;
         let each = line_count.div_ceil(LINES_MAX).max(1);
-        let of = |lines: &[String]| if let [one] = lines { one.clone() } else { short(lines.concat().as_bytes()) };
+        if each > 1 {
+            let (mut together, mut number) = (blake3::Hasher::new(), 0);
+            lines.clear();
+            read_lines(
+                path,
+                |_| (),
+                |digits| {
+                    number += 1;
+                    // The last line may stand alone.
+                    if number == line_count && (number - 1).is_multiple_of(each) {
+                        lines.push_str(digits);
+                        return;
+                    }
+                    together.update(digits.as_bytes());
+                    if number.is_multiple_of(each) || number == line_count {
+                        lines.push_str(&first_digits(&together));
+                        together.reset();
+                    }
+                },
+            )?;
+        }
         Ok(Self {
             used_for: used_for.to_string(),
             size,
             blake3: Hash(*whole.finalize().as_bytes()),
             line_count: line_count as u64,
             lines_per_digest: each as u64,
-            lines: digests.chunks(each).map(of).collect(),
+            lines,
         })
     }
 
@@ -271,15 +323,35 @@ impl DataFile {
         let [ours, theirs] = [self, other].map(|file| file.lines.as_bytes().chunks(LINE_DIGITS));
         let equal = ours.zip(theirs).take_while(|(ours, theirs)| ours == theirs).count() as u64;
         let each = self.lines_per_digest.max(1);
-        let first = equal * each + 1;
+        let first = equal.saturating_mul(each).saturating_add(1);
         Some(first..=first.saturating_add(each - 1).min(self.line_count.max(other.line_count).max(first)))
     }
 }
 
-fn short(bytes: &[u8]) -> String {
-    let mut digits = Hash::of_bytes(bytes).to_string();
-    digits.truncate(LINE_DIGITS);
-    digits
+/// Shows a file piece by piece, and the digits of each of its lines.
+fn read_lines(path: &Path, mut see: impl FnMut(&[u8]), mut line: impl FnMut(&str)) -> Result<(), FileError> {
+    let (mut hasher, mut is_open) = (blake3::Hasher::new(), false);
+    regular::read_in_pieces(path, |piece| {
+        see(piece);
+        for part in piece.split_inclusive(|byte| *byte == b'\n') {
+            hasher.update(part);
+            is_open = !part.ends_with(b"\n");
+            if !is_open {
+                line(&first_digits(&hasher));
+                hasher.reset();
+            }
+        }
+    })?;
+    if is_open {
+        line(&first_digits(&hasher));
+    }
+    Ok(())
+}
+
+/// `LINE_DIGITS` of a hash.
+fn first_digits(hasher: &blake3::Hasher) -> String {
+    let [a, b, c, d, e, f, g, h, ..] = *hasher.finalize().as_bytes();
+    format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub mod audit;
 pub mod batch;
 pub mod checkpoint;
 pub mod config;
+pub mod course;
 pub mod data;
 pub mod data_record;
 #[cfg(unix)]

@@ -1,9 +1,8 @@
 //! The record of a run (`docs/receipt-format.md`): a line of the chain for every update, and the
 //! receipt that is made from it at every checkpoint and at the end. Only rank 0 keeps it.
 
-use crate::checkpoint::{self, Progress, RESOLVED, folder_name};
+use crate::checkpoint::{self, Progress, folder_name};
 use crate::config::Every;
-use crate::data_record;
 use crate::engine::Engine;
 use crate::prepare::{Prepared, RunError};
 use crate::row::{self, Row};
@@ -13,14 +12,12 @@ use crate::step::{Evaluation, StepReport};
 use isobit_models::{TrainedTensor, Weights};
 use isobit_proof::chain::{self, Chain, ChainFile, Origin, Update};
 use isobit_proof::hash::{FileRecord, Hash, Manifest};
+use isobit_proof::layout::SMALL_FILES;
 use isobit_proof::name::{harmless, quoted};
 use isobit_proof::receipt::{Base, Best, DataFile, FolderRecord, Made, Receipt, TOKENIZER_FILES};
 use isobit_proof::{FileError, disk, receipt, regular};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-
-/// Files of the run folder that the receipt has hashes of, besides those with records of their own.
-const SMALL_FILES: [&str; 4] = [RESOLVED, data_record::NAME, checkpoint::Pointer::LATEST, checkpoint::Pointer::BEST];
 
 /// The line of an update.
 pub(crate) fn line(

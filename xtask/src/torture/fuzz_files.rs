@@ -1,15 +1,14 @@
 //! Further targets of `fuzz`: files that are read from a folder in which others stand, as they do
 //! in a model folder or a run folder.
 
-use super::fuzz_targets::{Check, Corpus, Reached, fixtures, fresh, model_folder, read, refused};
+use super::fuzz_targets::{Check, Corpus, Reached, fresh, model_folder, read, refused};
 use super::scene::CHAT_TEMPLATE;
 use crate::repository::root;
-use isobit_models::{Config, Weights};
 use isobit_proof::Manifest;
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_training::checkpoint::{self, Identity, Progress};
 use isobit_training::data::{DATE_DEFAULT, open};
-use isobit_training::metrics::{self, Event, Metrics, Record, Timing};
+use isobit_training::metrics::{self, Event, Metrics, Record, Timing, without_timing};
 use std::path::{Path, PathBuf};
 
 fn folder(place: &Path, name: &str) -> Result<PathBuf, String> {
@@ -42,32 +41,6 @@ pub(crate) fn index(place: &Path) -> Result<Check, String> {
             let _ = files.get(tensor.name);
         }
         Ok(Reached::Accepted)
-    }))
-}
-
-pub(crate) fn quantisations() -> Result<Corpus, String> {
-    let all = fixtures(|path| path.ends_with("config.json"), 1 << 20)?;
-    Ok(all.into_iter().filter(|text| String::from_utf8_lossy(text).contains("quantization_config")).collect())
-}
-
-/// A config with 4-bit or 8-bit weights, beside the files of such a model.
-#[expect(clippy::unnecessary_wraps, reason = "an entry of the table of targets")]
-pub(crate) fn quantisation(_: &Path) -> Result<Check, String> {
-    let models =
-        ["gptq-moe", "gptq-v1", "deepseek-fp8"].map(|name| root().join("crates/models/tests/fixtures").join(name));
-    Ok(Box::new(move |input| {
-        let config = match Config::parse(&String::from_utf8_lossy(input)) {
-            Ok(config) => config,
-            Err(error) => return refused(error),
-        };
-        let mut reached = Reached::Accepted;
-        for folder in &models {
-            let files = TensorFiles::open(folder).map_err(|error| error.to_string())?;
-            if let Err(error) = Weights::new(files, &config) {
-                reached = Reached::Refused(error.to_string());
-            }
-        }
-        Ok(reached)
     }))
 }
 
@@ -186,6 +159,12 @@ pub(crate) fn metrics(place: &Path) -> Result<Check, String> {
     let run = folder(place, "fuzz-metrics")?;
     Ok(Box::new(move |input| {
         fresh(&run.join(metrics::NAME), input)?;
+        for line in String::from_utf8_lossy(input).lines() {
+            let once = without_timing(line);
+            if !once.contains(",\"timing\":") && without_timing(&once) != once {
+                return Err(format!("timing is cut twice: {line}"));
+            }
+        }
         match Metrics::resume(&run, 2, None) {
             Ok(first) => {
                 // What stays, stays again.

@@ -1,10 +1,10 @@
 //! What is fuzzed: entry points of the libraries that read untrusted input, each with a corpus from
 //! the repository's own fixtures and a property that must hold besides "no panic".
 
-use super::fuzz_files;
 use super::mutate::{Form, changed_bytes, mutated};
 use super::random::Random;
 use super::scene::CHAT_TEMPLATE;
+use super::{fuzz_files, fuzz_manifest, fuzz_quantised};
 use crate::repository::root;
 use isobit_models::{Config, peft};
 use isobit_numerics::digest::Digest;
@@ -13,10 +13,9 @@ use isobit_proof::difference;
 use isobit_proof::receipt::{self, Base, Made, Receipt};
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_proof::statement::{self, Envelope};
-use isobit_proof::{FileError, Hash, Manifest};
+use isobit_proof::{FileError, Hash};
 use isobit_training::config;
 use isobit_training::data::{DATE_DEFAULT, DataConfig, Template, Tokenizer, load, open};
-use isobit_training::metrics::without_timing;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -129,9 +128,9 @@ pub(crate) const TARGETS: [Target; 20] = [
     Target {
         name: "manifest",
         share: 15,
-        corpus: || Ok(MANIFESTS.map(|text| text.as_bytes().to_vec()).to_vec()),
-        make: |random, corpus| change(random, Form::JsonLines, corpus),
-        prepare: manifest,
+        corpus: || Ok(fuzz_manifest::corpus()),
+        make: fuzz_manifest::made,
+        prepare: fuzz_manifest::check,
     },
     Target {
         name: "record",
@@ -150,9 +149,9 @@ pub(crate) const TARGETS: [Target; 20] = [
     Target {
         name: "quantisation",
         share: 60,
-        corpus: fuzz_files::quantisations,
-        make: |random, corpus| change(random, Form::Json, corpus),
-        prepare: fuzz_files::quantisation,
+        corpus: fuzz_quantised::corpus,
+        make: fuzz_quantised::made,
+        prepare: fuzz_quantised::check,
     },
     Target {
         name: "csv",
@@ -267,11 +266,6 @@ const ROWS: [&str; 6] = [
     "[{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}]",
 ];
 
-const MANIFESTS: [&str; 2] = [
-    "{\"schema\":\"isobit.manifest/1\",\"files\":{\"state.json\":{\"size\":2,\"blake3\":\"af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262\"}}}",
-    "{\"schema\":\"isobit.metrics/1\",\"step\":1,\"epoch\":0.5,\"tokens\":3,\"loss\":5.3,\"timing\":{\"seconds\":0.1}}\n",
-];
-
 const TOML: &str = "base_model = \"model\"\noutput_dir = \"out\"\nseed = 42\ndevice = \"cpu\"\n\n[[datasets]]\npath = \"data.jsonl\"\n\n\
     [eval]\nval_set_size = 0.05\neval_steps = 5\n\n[training]\nmax_seq_length = 128\nmicro_batch_size = 2\n\
     gradient_accumulation_steps = 4\nnum_epochs = 1\nlearning_rate = 2e-4\nlr_scheduler_type = \"cosine\"\nwarmup_ratio = 0.03\n\
@@ -279,7 +273,7 @@ const TOML: &str = "base_model = \"model\"\noutput_dir = \"out\"\nseed = 42\ndev
     lora_target_modules = [\"q_proj\", \"v_proj\"]\nlayers_to_transform = [0, 1]\nrank_pattern = { q_proj = 4 }\n";
 
 /// Mostly a small change; occasionally a long or deep one.
-fn change(random: &mut Random, form: Form, corpus: &Corpus) -> Vec<u8> {
+pub(crate) fn change(random: &mut Random, form: Form, corpus: &Corpus) -> Vec<u8> {
     if random.once_in(100) {
         let noise: Vec<u8> = (0..random.below(200)).map(|_| random.next() as u8).collect();
         return noise;
@@ -572,24 +566,5 @@ fn diff(place: &Path) -> Result<Check, String> {
             Ok(_) => Err("a file that differs from itself".to_string()),
             Err(error) => Err(format!("a file that opens and cannot be compared: {error}")),
         }
-    }))
-}
-
-fn manifest(place: &Path) -> Result<Check, String> {
-    let folder = place.join("fuzz-checkpoint");
-    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    std::fs::write(folder.join("state.json"), "{}").map_err(|error| format!("{}: {error}", folder.display()))?;
-    Ok(Box::new(move |input| {
-        fresh(&folder.join(Manifest::NAME), input)?;
-        let read = Manifest::read(&folder).and_then(|manifest| manifest.verify(&folder));
-        let Err(error) = read else { return Err("a manifest with a wrong hash was accepted".to_string()) };
-        let text = String::from_utf8_lossy(input);
-        for line in text.lines() {
-            let once = without_timing(line);
-            if !once.contains(",\"timing\":") && without_timing(&once) != once {
-                return Err(format!("timing is cut twice: {line}"));
-            }
-        }
-        refused(error)
     }))
 }

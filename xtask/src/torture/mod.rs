@@ -10,6 +10,8 @@ mod faults;
 mod files;
 mod fuzz;
 mod fuzz_files;
+mod fuzz_manifest;
+mod fuzz_quantised;
 mod fuzz_targets;
 mod hostile;
 mod kills;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::path::Path;
 
 /// Flips a bit near the end of a file.
-fn poke(folder: &Folder, name: &str) {
+pub(crate) fn poke(folder: &Folder, name: &str) {
     let mut bytes = std::fs::read(folder.path(name)).expect("read");
     let at = bytes.len() - 2;
     bytes[at] ^= 0x40;
@@ -18,7 +18,7 @@ fn poke(folder: &Folder, name: &str) {
 }
 
 /// A manifest that fits the files of its folder.
-fn remanifest(folder: &Path) {
+pub(crate) fn remanifest(folder: &Path) {
     let old = Manifest::read(folder).expect("a manifest");
     let present: Vec<String> = names(folder).into_iter().filter(|name| name != Manifest::NAME).collect();
     let files = Manifest::of(folder, present.iter().map(String::as_str)).expect("made").files;
@@ -26,7 +26,7 @@ fn remanifest(folder: &Path) {
 }
 
 /// Makes everything fit again, with receipts edited alike.
-fn refit(folder: &Folder, edit: impl Fn(&mut Receipt)) {
+pub(crate) fn refit(folder: &Folder, edit: impl Fn(&mut Receipt)) {
     let (run, last) = (folder.path("run"), folder.path("run/final"));
     let own = |name: &String| name != Manifest::NAME && name != "receipt.json";
     let files: Vec<String> = names(&last).into_iter().filter(own).collect();
@@ -54,14 +54,14 @@ fn refit(folder: &Folder, edit: impl Fn(&mut Receipt)) {
 
 /// A command must end with this code and say this.
 #[track_caller]
-fn says(folder: &Folder, arguments: &[&str], code: i32, part: &str) {
+pub(crate) fn says(folder: &Folder, arguments: &[&str], code: i32, part: &str) {
     let found = folder.run(arguments);
     let said = format!("{}{}", found.out, found.err);
     assert!(found.code == code && said.contains(part), "{arguments:?}: {}, `{part}` in {said}", found.code);
 }
 
 /// Puts a run back as it was.
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     let _ = std::fs::remove_dir_all(to);
     std::fs::create_dir(to).expect("folder");
     for name in names(from) {
@@ -75,13 +75,13 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// An honest run, and a copy of it.
-fn ground(adapter: Option<&str>) -> Folder {
+pub(crate) fn ground(adapter: Option<&str>) -> Folder {
     let folder = trained(adapter);
     copy(&folder.path("run"), &folder.path("honest"));
     folder
 }
 
-fn restore(folder: &Folder) {
+pub(crate) fn restore(folder: &Folder) {
     copy(&folder.path("honest"), &folder.path("run"));
 }
 
@@ -177,9 +177,12 @@ fn a_forged_checkpoint_is_not_a_start() {
 #[test]
 fn a_proof_writes_the_final_folder_again() {
     let folder = ground(None);
-    let config = "run/final/adapter_config.json";
-    let text = folder.text(config);
-    folder.put(config, text.replacen("\"lora_alpha\": ", "\"lora_alpha\": 9", 1));
+    // In every folder: `verify` compares them with one another.
+    for place in ["final", "checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-6"] {
+        let config = format!("run/{place}/adapter_config.json");
+        let text = folder.text(&config);
+        folder.put(&config, text.replacen("\"lora_alpha\": ", "\"lora_alpha\": 9", 1));
+    }
     refit(&folder, |_| ());
     says(&folder, &["verify", "run"], 0, "verified");
     let one = ["prove", "run", "-q", "--segments", "1", "--challenge", "01"];
@@ -189,7 +192,7 @@ fn a_proof_writes_the_final_folder_again() {
     restore(&folder);
     folder.put("run/final/modeling_x.py", "import os\n");
     refit(&folder, |_| ());
-    says(&folder, &one, 1, "final/modeling_x.py: the run does not give such a file");
+    says(&folder, &one, 8, "final/modeling_x.py: it does not belong to an adapter");
     restore(&folder);
     folder.put("run/data.json", folder.text("run/data.json").replacen("\"tokens\": ", "\"tokens\": 9", 1));
     refit(&folder, |_| ());

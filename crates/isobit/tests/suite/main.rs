@@ -18,6 +18,7 @@ mod experts;
 mod export;
 mod final_folder;
 mod first_steps;
+mod forged_files;
 mod forgery;
 mod generate;
 mod gguf;

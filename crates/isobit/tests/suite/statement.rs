@@ -130,6 +130,7 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
         (put(&format!("{again}/reexecuted_updates"), 6.into()), false, "another count"),
         (put("/subject/0/digest/blake3", zero()), false, "another BLAKE3 of a file"),
         (put("/subject/0/digest/sha256", zero()), false, "another SHA-256 of a file"),
+        (put("/subject/2/digest/blake3", 1.into()), false, "a number as BLAKE3 of the receipt"),
         (put("/predicate/buildDefinition/buildType", "urn:other".into()), false, "another type of build"),
         (put("/predicate/buildDefinition/externalParameters/config/seed", "8".into()), false, "another seed"),
         (put("/predicate/buildDefinition/resolvedDependencies", json!([])), false, "no inputs"),
@@ -139,6 +140,22 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
         (good.replacen("\"agrees\":true", "\"agrees\":true,\"more\":1", 1), false, "a field more"),
         (good.replacen("\"agrees\":true", "\"agrees\":NaN", 1), false, "not a number"),
         (format!("\u{feff}{good}"), false, "a byte order mark"),
+        (format!("{good}\n{{}}"), false, "a second value"),
+        (
+            put(&format!("{again}/probability_of_detection/if_one_segment_is_wrong"), true.into()),
+            false,
+            "true as a chance",
+        ),
+        (good.replacen("\"if_one_", "\"if_none_is_wrong\":1.0,\"if_one_", 1), false, "one more chance"),
+        (good.replacen("\"starts_after\":0", "\"starts_after\":-0", 1), false, "minus nothing"),
+        (good.replacen("\"starts_after\":0", "\"starts_after\":0e0", 1), false, "a number in another form"),
+        (good.replacen("\"starts_after\":0", "\"starts_after\":1e999", 1), false, "an endless number"),
+        (good.replacen("\"updates\":6", "\"updates\":6.0", 1), false, "updates with a point"),
+        (good.replacen("\"device\":\"", "\"device\":\"\\ud800", 1), false, "half of a character"),
+        (good.replacen("\"device\":\"", "\"device\":\"\\u0041", 1), true, "a character in another form"),
+        (put(&format!("{again}/segments/0/reexecuted"), 1.into()), false, "a number for whether it was replayed"),
+        (put(&format!("{again}/challenge"), json!({ "chosen_by": "self" })), false, "a choice that is nobody's"),
+        (put(&format!("{again}/challenge/hex"), "C0FFEE".into()), false, "digits in capitals"),
     ]
 }
 
@@ -196,6 +213,14 @@ fn hostile_envelopes_are_refused() {
         let payload = good["payload"].as_str().expect("text");
         let flipped = format!("{}B{}", &payload[..9], &payload[10..]);
         both(public, &changed(&|envelope| envelope["payload"] = flipped.clone().into()), false, "a changed payload");
+        let spaced = format!("{}\n{}", &payload[..8], &payload[8..]);
+        both(public, &changed(&|envelope| envelope["payload"] = spaced.clone().into()), false, "a line break in it");
+        both(public, &put(json!([signature, { "sig": 5 }])), false, "a signature that is no text");
+        both(public, &put(json!([signature, { "keyid": 5, "sig": "" }])), false, "a key's name that is no text");
+        both(public, &put(json!([signature, {}])), false, "a signature without one");
+        both(public, &put(vec![signature.clone(); 100].into()), true, "a hundred signatures");
+        both(public, &put(vec![signature.clone(); 101].into()), false, "more than a hundred");
+        both(public, &put(json!({ "0": signature })), false, "an object of signatures");
         let twice = text.replacen('{', "{\"payload\":\"e30=\",", 1);
         both(public, &twice, false, "two payloads");
         // Fields do not depend on the kind of key.

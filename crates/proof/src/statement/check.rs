@@ -68,6 +68,10 @@ pub fn check(
             return Ok(());
         }
     };
+    if let (None, Challenge::Given(_)) = (asked.challenge, &done.challenge) {
+        let what = "the challenge of the statement is not compared: name the one that you gave with `--challenge`";
+        report.notes.push(what.to_string());
+    }
     if let Some(wanted) = asked.challenge
         && done.challenge != Challenge::Given(wanted.to_string())
         && done.replayed.len() < done.segments.len()
@@ -95,6 +99,10 @@ pub fn check(
 fn said(found: &Value, receipt: &Receipt) -> Result<Reexecution, &'static str> {
     let segment = receipt.segment.ok_or("the receipt is of version 1, which fixes no segments")?;
     let listed = found["segments"].as_array().ok_or("it does not say what was replayed")?;
+    // Before anything is made for each of them: the numbers of a receipt may be huge.
+    if receipt.made.updates.div_ceil(segment.max(1)) != listed.len() as u64 {
+        return Err("its segments are not those of the receipt");
+    }
     let froms: Option<Vec<u64>> = listed.iter().map(|segment| segment["starts_after"].as_u64()).collect();
     // Beside a run folder the checkpoints are known; a final folder alone does not name them.
     let saved: Option<BTreeSet<u64>> = receipt
@@ -102,8 +110,7 @@ fn said(found: &Value, receipt: &Receipt) -> Result<Reexecution, &'static str> {
         .as_ref()
         .map(|folder| folder.checkpoints.keys().filter_map(|name| checkpoint_step(name)).collect());
     let mut segments = divided(receipt.made.updates, segment, saved.as_ref().unwrap_or(&BTreeSet::new()));
-    let froms = froms.filter(|froms| froms.len() == segments.len());
-    let froms = froms.ok_or("its segments are not those of the receipt")?;
+    let froms = froms.ok_or("a segment does not say where its replay begins")?;
     for (segment, from) in segments.iter_mut().zip(froms).filter(|_| saved.is_none()) {
         if from >= segment.first {
             return Err("a segment begins after its first update");

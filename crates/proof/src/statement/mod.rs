@@ -18,6 +18,7 @@ pub use segments::{Challenge, Segment, chosen, detection, divided};
 
 use crate::error::FileError;
 use crate::hash::{FileRecord, Hash};
+use crate::name::counted;
 use crate::receipt::{self, Receipt};
 use crate::regular;
 use serde_json::{Value, json};
@@ -65,12 +66,11 @@ impl Reexecution {
     /// In words.
     pub fn described(&self) -> String {
         let (count, all) = (self.replayed.len(), self.segments.len());
-        let many = |number: u64, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
         let of: u64 = self.segments.iter().map(|segment| segment.updates()).sum();
         let by = match &self.challenge {
             Challenge::Given(text) => format!("chosen by the challenge {text}"),
             Challenge::None if count == all => {
-                return format!("replayed all: {}, {}", many(all as u64, "segment"), many(of, "update"));
+                return format!("replayed all: {}, {}", counted(all as u64, "segment"), counted(of, "update"));
             }
             Challenge::None => "self-chosen: a verifier should give a challenge".to_string(),
         };
@@ -80,8 +80,8 @@ impl Reexecution {
         format!(
             "replayed {count} of {}, {updates} of {} ({by}); one wrong segment would be found \
              with a probability of {chance:.1}%",
-            many(all as u64, "segment"),
-            many(of, "update")
+            counted(all as u64, "segment"),
+            counted(of, "update")
         )
     }
 }

@@ -37,7 +37,7 @@ pub fn divided(updates: u64, every: u64, saved: &BTreeSet<u64>) -> Vec<Segment> 
     let mut done = 0;
     while done < updates {
         let from = saved.range(..=done).next_back().copied().unwrap_or(0);
-        let last = (done + every).min(updates);
+        let last = done.saturating_add(every).min(updates);
         segments.push(Segment { first: done + 1, last, from });
         done = last;
     }

@@ -3,18 +3,18 @@
 
 use super::metrics::{self, Lines, Source};
 use super::receipt::final_step;
-use super::state;
 use super::tensors::Stored;
-use super::{Report, check_result, manifest};
+use super::{Report, check_origin, check_result, manifest, small_files, state};
 use crate::atomic::is_partial;
 use crate::chain::{self, Chain};
 use crate::error::FileError;
 use crate::hash::{Hash, Manifest};
 use crate::json::{self, UniqueValue};
-use crate::layout::{self, BEST, CHECKPOINT, FINAL, METRICS, STATE};
-use crate::name::quoted;
+use crate::layout::{
+    self, ADAPTER_CONFIG, BESIDE_RESULT, CHECKPOINT_FILES, FINAL, METRICS, SMALL_FILES, STATE, checkpoint_step,
+};
+use crate::name::{counted, quoted};
 use crate::receipt::{self, FolderRecord, Receipt};
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -30,13 +30,16 @@ pub(super) fn run(folder: &Path) -> Result<Report, FileError> {
     if let Some(receipt) = &receipt {
         super::receipt::check(&mut report, &folder.join(receipt::NAME), receipt);
     }
+    if let Some(chain) = &chain {
+        super::receipt::check_chain(&mut report, &folder.join(chain::NAME), chain, receipt.as_ref());
+    }
     whole.check_ends(&mut report);
     whole.check_files(&mut report)?;
     whole.check_folders(&mut report)?;
     whole.check_final(&mut report)?;
     let recorded = receipt.as_ref().map_or(0, |receipt| receipt.made.updates);
     report.updates = chain.as_ref().map_or(recorded, |chain| chain.updates.len() as u64);
-    report.receipt = receipt;
+    (report.receipt, report.chain) = (receipt, chain);
     Ok(report)
 }
 
@@ -79,17 +82,21 @@ impl Whole<'_> {
         match chain.link(made.updates) {
             None => report.add_finding(
                 &self.folder.join(chain::NAME),
-                format!("it has {updates} updates, but the receipt covers {}", made.updates),
+                format!("it has {}, but the receipt covers {}", counted(updates, "update"), made.updates),
             ),
             Some(link) if link != made.link => {
                 report.add_finding(&path, format!("its link of update {} is not that of the chain", made.updates));
             }
             Some(_) if made.updates < updates && made.finished => report.add_finding(
                 &self.folder.join(chain::NAME),
-                format!("it has {updates} updates, but the receipt says that the run ended after {}", made.updates),
+                format!(
+                    "it has {}, but the receipt says that the run ended after {}",
+                    counted(updates, "update"),
+                    made.updates
+                ),
             ),
             Some(_) if made.updates < updates => {
-                report.notes.push(format!("the receipt covers {} updates, {updates} are done", made.updates));
+                report.notes.push(format!("the receipt covers {} of {}", made.updates, counted(updates, "update")));
             }
             Some(_) => (),
         }
@@ -102,6 +109,7 @@ impl Whole<'_> {
         }
         if let (Some(lines), Some(record)) = (self.lines, self.record())
             && lines.digest(made.updates) != record.metrics
+            && !report.findings.iter().any(|finding| finding.path.ends_with(METRICS))
         {
             let what = "a line is missing, or differs from what the receipt recorded";
             report.add_finding(&self.folder.join(METRICS), what);
@@ -110,8 +118,14 @@ impl Whole<'_> {
 
     /// Small files, and anything that does not belong here.
     fn check_files(&self, report: &mut Report) -> Result<(), FileError> {
-        let Some(record) = self.record() else { return Ok(()) };
-        for (name, recorded) in &record.files {
+        let Some(receipt) = self.receipt else { return Ok(()) };
+        if let Some(record) = &receipt.folder {
+            small_files::check_names(report, self.folder, receipt, record);
+        } else {
+            report.add_finding(&self.folder.join(receipt::NAME), "it has no record of the folder");
+        }
+        let recorded = self.record().into_iter().flat_map(|record| &record.files);
+        for (name, recorded) in recorded.filter(|(name, _)| SMALL_FILES.contains(&name.as_str())) {
             let path = self.folder.join(name);
             let Some(found) = report.damage_as_finding(&path, Hash::of_file(&path))? else { continue };
             report.files += 1;
@@ -123,45 +137,20 @@ impl Whole<'_> {
                 }
             }
         }
-        self.check_best(report)?;
+        if self.is_finished() {
+            small_files::check_pointers(report, self.folder, receipt)?;
+        }
         let failed = |error| FileError::from_io("read", self.folder, error);
         let mut names = BTreeSet::new();
         for entry in std::fs::read_dir(self.folder).map_err(failed)? {
             names.insert(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
         }
         for name in names {
-            let is_known = layout::belongs(&name) || record.files.contains_key(&name);
             if is_partial(&name) || (name.starts_with('.') && name.ends_with(".partial")) {
                 report.notes.push(format!("{name} was left by a crash; `train --resume` removes it"));
-            } else if !is_known {
+            } else if !layout::belongs(&name) {
                 report.add_finding(&self.folder.join(&name), "it does not belong to the run");
             }
-        }
-        Ok(())
-    }
-
-    /// Of a finished run, the best checkpoint and its metric, in bits and for people.
-    fn check_best(&self, report: &mut Report) -> Result<(), FileError> {
-        let path = self.folder.join(BEST);
-        if !self.is_finished() || path.symlink_metadata().is_err() {
-            return Ok(());
-        }
-        let Some(UniqueValue(found)) = report.damage_as_finding(&path, json::read(&path))? else { return Ok(()) };
-        let Some(best) = self.receipt.and_then(|receipt| receipt.made.best.as_ref()) else { return Ok(()) };
-        let number = u64::from_str_radix(&best.loss, 16).map(f64::from_bits).ok();
-        let metric = number.and_then(|number| serde_json::to_string(&number).ok());
-        let expected = [
-            ("checkpoint", format!("\"{CHECKPOINT}{}\"", best.step)),
-            ("step", best.step.to_string()),
-            ("metric", metric.unwrap_or_default()),
-            ("metric_bits", format!("\"{}\"", best.loss)),
-        ];
-        // A pointer of a run that has no best checkpoint names none.
-        if found["checkpoint"].is_null() {
-            return Ok(());
-        }
-        if let Some((field, _)) = expected.iter().find(|(field, value)| !is_same(&found[*field], value)) {
-            report.add_finding(&path, format!("its {} is not that of the best evaluation", quoted(field)));
         }
         Ok(())
     }
@@ -171,10 +160,10 @@ impl Whole<'_> {
         let mut names = BTreeSet::new();
         for entry in std::fs::read_dir(self.folder).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-            names.extend(name.starts_with(CHECKPOINT).then_some(name));
+            names.extend(checkpoint_step(&name).map(|step| (step, name)));
         }
         if let Some(record) = self.record() {
-            for name in record.checkpoints.keys().filter(|name| !names.contains(*name)) {
+            for name in record.checkpoints.keys().filter(|name| !names.iter().any(|(_, there)| there == *name)) {
                 if self.is_finished() {
                     report.add_finding(&self.folder.join(name), "it is missing");
                 } else {
@@ -182,17 +171,23 @@ impl Whole<'_> {
                 }
             }
         }
-        for name in names {
-            self.check_checkpoint(report, &name)?;
+        for (step, name) in names {
+            self.check_checkpoint(report, (step, &name))?;
         }
         Ok(())
     }
 
-    fn check_checkpoint(&self, report: &mut Report, name: &str) -> Result<(), FileError> {
+    fn check_checkpoint(&self, report: &mut Report, (step, name): (u64, &str)) -> Result<(), FileError> {
         let folder = self.folder.join(name);
-        let Some(_) = manifest(report, &folder)? else { return Ok(()) };
+        let Some(manifest) = manifest(report, &folder, &[])? else { return Ok(()) };
         report.checkpoints += 1;
-        let step = name.trim_start_matches(CHECKPOINT).parse::<u64>().ok();
+        for name in manifest.files.keys().filter(|name| !CHECKPOINT_FILES.contains(&name.as_str())) {
+            report.add_finding(&folder.join(name), "it does not belong to a checkpoint");
+        }
+        if let Some(receipt) = self.receipt {
+            check_origin(report, &folder, &manifest, &receipt.made);
+        }
+        self.check_adapter_config(report, &folder, &manifest)?;
         let path = folder.join(Manifest::NAME);
         if let (Some(record), Some(receipt)) = (self.record(), self.receipt) {
             let found = Hash::of_file(&path)?;
@@ -208,14 +203,16 @@ impl Whole<'_> {
             }
         }
         let path = folder.join(STATE);
-        let Some(state) = report.damage_as_finding(&path, json::read::<UniqueValue>(&path))? else { return Ok(()) };
+        let Some(state) = report.damage_as_finding(&path, json::read_small::<UniqueValue>(&path))? else {
+            return Ok(());
+        };
         let UniqueValue(state) = state;
         let same = |field: &str, expected: Option<Hash>| {
             expected.is_none_or(|expected| state[field].as_str() == Some(expected.to_string().as_str()))
         };
         // A changed line of the metrics has been named; the states after it are not to blame.
         let metrics_found = report.findings.iter().any(|finding| finding.path.ends_with(METRICS));
-        let (Some(step), Some(chain)) = (step, self.chain) else { return Ok(()) };
+        let Some(chain) = self.chain else { return Ok(()) };
         if state["step"].as_u64() != Some(step) {
             report.add_finding(&path, format!("it has step {}, expected {step}", quoted(&state["step"].to_string())));
         } else if chain.link(step).is_none() && !self.is_finished() {
@@ -236,6 +233,31 @@ impl Whole<'_> {
         Ok(())
     }
 
+    /// Of a finished run, the config of every adapter is that of the final folder, but for the name
+    /// of the base, which may move.
+    fn check_adapter_config(&self, report: &mut Report, folder: &Path, own: &Manifest) -> Result<(), FileError> {
+        let last = self.folder.join(FINAL);
+        if !self.is_finished() || !own.files.contains_key(ADAPTER_CONFIG) || !last.join(ADAPTER_CONFIG).is_file() {
+            return Ok(());
+        }
+        let mut read = |path: &Path| -> Result<Option<serde_json::Value>, FileError> {
+            let found = report.damage_as_finding(path, json::read_small::<UniqueValue>(path))?;
+            Ok(found.map(|UniqueValue(mut config)| {
+                if let Some(config) = config.as_object_mut() {
+                    config.remove("base_model_name_or_path");
+                }
+                config
+            }))
+        };
+        let path = folder.join(ADAPTER_CONFIG);
+        if let (Some(own), Some(last)) = (read(&path)?, read(&last.join(ADAPTER_CONFIG))?)
+            && own != last
+        {
+            report.add_finding(&path, "it is not that of the final folder");
+        }
+        Ok(())
+    }
+
     fn check_final(&self, report: &mut Report) -> Result<(), FileError> {
         let folder = self.folder.join(FINAL);
         if folder.symlink_metadata().is_err() {
@@ -244,27 +266,30 @@ impl Whole<'_> {
             }
             return Ok(());
         }
-        let Some(manifest) = manifest(report, &folder)? else { return Ok(()) };
+        let Some(manifest) = manifest(report, &folder, &BESIDE_RESULT)? else { return Ok(()) };
         let path = folder.join(receipt::NAME);
         let Some(own) = report.damage_as_finding(&path, Receipt::read(&folder))? else { return Ok(()) };
         let Some(receipt) = self.receipt else { return Ok(()) };
         if !receipt.made.finished {
             report.notes.push("final/ comes from an earlier end of this unfinished run".to_string());
+            let link = self.chain.and_then(|chain| chain.link(own.made.updates));
+            if own.made.identity != receipt.made.identity || link.is_some_and(|link| link != own.made.link) {
+                report.add_finding(&path, "it is not the receipt of this run");
+                return Ok(());
+            }
+            if link.is_none() {
+                let what = "final/ is not compared: the chain does not have the last update of it yet";
+                report.notes.push(what.to_string());
+                return Ok(());
+            }
+        } else if own != receipt.of_result() {
+            report.add_finding(&path, "it is not the receipt of this run");
             return Ok(());
         }
-        if own.digest == receipt.digest {
-            check_result(report, &folder, &manifest, receipt);
-            if let Some(stored) = self.stored() {
-                stored.check_final(report, &folder, final_step(&receipt.made))?;
-            }
-        } else {
-            report.add_finding(&path, "it is not the receipt of this run");
+        check_result(report, &folder, &manifest, &own);
+        if let Some(stored) = self.stored() {
+            stored.check_final(report, &folder, final_step(&own.made))?;
         }
         Ok(())
     }
-}
-
-/// Whether a value is the one that is written so.
-fn is_same(found: &Value, written: &str) -> bool {
-    serde_json::from_str::<Value>(written).is_ok_and(|expected| expected == *found)
 }

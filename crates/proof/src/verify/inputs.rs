@@ -3,6 +3,7 @@
 use super::Report;
 use crate::error::FileError;
 use crate::hash::{FileRecord, Hash};
+use crate::name::counted;
 use crate::receipt::{DataFile, Receipt, TOKENIZER_FILES};
 use crate::safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -65,7 +66,12 @@ pub fn check_data(report: &mut Report, receipt: &Receipt, path: &Path) -> Result
     let found = DataFile::of(path, "")?;
     report.files += 1;
     let data = &receipt.made.data;
+    let is_same = |file: &DataFile| *file == DataFile { used_for: file.used_for.clone(), ..found.clone() };
+    if data.iter().any(is_same) {
+        return Ok(());
+    }
     if data.iter().any(|file| file.blake3 == found.blake3) {
+        report.add_finding(path, "the receipt has its hash, but another size, or other lines");
         return Ok(());
     }
     let first = |file: &&DataFile| file.first_difference(&found).map_or(u64::MAX, |lines| *lines.start());
@@ -79,7 +85,7 @@ pub fn check_data(report: &mut Report, receipt: &Receipt, path: &Path) -> Result
     let counts = if nearest.line_count == found.line_count {
         String::new()
     } else {
-        format!("; it has {} lines, the run's has {}", found.line_count, nearest.line_count)
+        format!("; it has {}, the run's has {}", counted(found.line_count, "line"), nearest.line_count)
     };
     report.add_finding(path, format!("{place} is not what the run was trained on{counts}"));
     Ok(())

@@ -10,11 +10,14 @@ use crate::json::{self, UniqueValue};
 use crate::layout::METRICS;
 use crate::line::{NO_LINES, chained, checked, checksum, shared, timing};
 use crate::metrics_line::{Event, Record, Timing};
-use crate::name::quoted;
+use crate::name::{counted, quoted};
 use crate::receipt::Made;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
+
+/// BOUND: bytes of a line.
+const LINE_BYTES_MAX: usize = 1 << 16;
 
 /// What is known of each line.
 pub(super) struct Lines(Vec<LineOf>);
@@ -121,6 +124,9 @@ impl Follower<'_> {
     /// The step of a line if nothing is wrong with it.
     fn follow(&mut self, line: &str) -> Result<u64, Wrong> {
         const STRANGE: &str = "it is not a line of metrics";
+        if line.len() > LINE_BYTES_MAX {
+            return Err(STRANGE.into());
+        }
         let (before, check) = checked(line).ok_or("its checksum is missing")?;
         if checksum(before) != check {
             return Err("its checksum does not match".into());
@@ -135,7 +141,8 @@ impl Follower<'_> {
             return if step < last { Err(format!("step {step} comes after step {last}").into()) } else { Ok(step) };
         };
         if step > chain.updates.len() as u64 {
-            let what = format!("it is of step {step}, but the chain has {} updates", chain.updates.len());
+            let updates = counted(chain.updates.len() as u64, "update");
+            let what = format!("it is of step {step}, but the chain has {updates}");
             return Err(Wrong { step: Some(step), what });
         }
         let is_evaluation = value.get("eval_loss_bits").is_some();
@@ -148,8 +155,8 @@ impl Follower<'_> {
     /// The line that the chain gives.
     fn expected(&mut self, chain: &Chain, step: u64, is_evaluation: bool) -> Result<Record, Wrong> {
         let tokens = self.count(chain, step);
-        let tokens =
-            tokens.ok_or_else(|| format!("its tokens are not those of {step} updates, or it is out of order"))?;
+        let tokens = tokens
+            .ok_or_else(|| format!("its tokens are not those of the updates up to {step}, or it is out of order"))?;
         let update = &chain.updates[step as usize - 1];
         let next = self.next_evaluation();
         let event = if is_evaluation {

@@ -8,16 +8,19 @@ mod folder;
 mod inputs;
 mod metrics;
 mod receipt;
+mod small_files;
 mod state;
 mod tensors;
 
 pub use inputs::{check_base, check_data};
+pub use tensors::check_frozen;
 
+use crate::chain::Chain;
 use crate::error::FileError;
-use crate::hash::Manifest;
+use crate::hash::{Hash, Manifest};
 use crate::json;
-use crate::layout::METRICS;
-use crate::receipt::{NAME as RECEIPT, Receipt};
+use crate::layout::{ADAPTER, ADAPTER_CONFIG, BESIDE_RESULT, METRICS};
+use crate::receipt::{Made, NAME as RECEIPT, Receipt, identity_digest};
 use crate::statement::Reexecution;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -35,6 +38,8 @@ pub struct Report {
     /// `run`, `final` or `folder`.
     pub kind: &'static str,
     pub receipt: Option<Receipt>,
+    /// Of a run folder, if it is intact.
+    pub chain: Option<Chain>,
     /// Files whose bytes were compared.
     pub files: usize,
     pub updates: u64,
@@ -70,6 +75,14 @@ impl Report {
                 self.add_finding(&path, what);
                 Ok(None)
             }
+            Err(FileError::NotRegular { path, found }) => {
+                self.add_finding(&path, format!("it is {found}, not a regular file"));
+                Ok(None)
+            }
+            Err(FileError::TooLarge { path, bytes, limit }) => {
+                self.add_finding(&path, format!("it has {bytes} bytes or more; the limit is {limit}"));
+                Ok(None)
+            }
             Err(error) if error.is_damage() => {
                 self.add_finding(path, error.to_string());
                 Ok(None)
@@ -98,7 +111,7 @@ pub fn verify(path: &Path) -> Result<Report, FileError> {
 /// A folder with a manifest, and possibly a receipt.
 fn final_folder(path: &Path) -> Result<Report, FileError> {
     let mut report = Report { kind: "folder", ..Report::default() };
-    let Some(manifest) = manifest(&mut report, path)? else { return Ok(report) };
+    let Some(manifest) = manifest(&mut report, path, &BESIDE_RESULT)? else { return Ok(report) };
     if !manifest.files.contains_key(RECEIPT) {
         report.notes.push("there is no receipt in it: files are compared with the manifest alone".to_string());
         return Ok(report);
@@ -107,14 +120,19 @@ fn final_folder(path: &Path) -> Result<Report, FileError> {
     let read = Receipt::read(path);
     let Some(receipt) = report.damage_as_finding(&path.join(RECEIPT), read)? else { return Ok(report) };
     receipt::check(&mut report, &path.join(RECEIPT), &receipt);
+    if receipt.folder.is_some() || receipt.environment.is_some() {
+        let what = "it has parts that the receipt of a final folder does not have";
+        report.add_finding(&path.join(RECEIPT), what);
+    }
     check_result(&mut report, path, &manifest, &receipt);
     report.updates = receipt.made.updates;
     report.receipt = Some(receipt);
     Ok(report)
 }
 
-/// The manifest of a folder, if it is intact. Every file that differs from it is a finding.
-pub(crate) fn manifest(report: &mut Report, folder: &Path) -> Result<Option<Manifest>, FileError> {
+/// The manifest of a folder, if it is intact. Every file that differs from it is a finding, but for
+/// those that may lie beside.
+fn manifest(report: &mut Report, folder: &Path, beside: &[&str]) -> Result<Option<Manifest>, FileError> {
     let path = folder.join(Manifest::NAME);
     let Some(manifest) = report.damage_as_finding(&path, Manifest::read(folder))? else { return Ok(None) };
     // The earlier form lists files only, and is not written any more.
@@ -123,6 +141,9 @@ pub(crate) fn manifest(report: &mut Report, folder: &Path) -> Result<Option<Mani
         report.add_finding(&path, "it is not written as Isobit writes it");
     }
     for name in manifest.listed_or_present(folder)? {
+        if beside.contains(&name.as_str()) && !manifest.files.contains_key(&name) {
+            continue;
+        }
         let path = folder.join(&name);
         if let Some(what) = manifest.wrong_size(folder, &name)? {
             report.add_finding(&path, what);
@@ -137,12 +158,31 @@ pub(crate) fn manifest(report: &mut Report, folder: &Path) -> Result<Option<Mani
     Ok(Some(manifest))
 }
 
-/// The files of a final folder are those that the receipt names.
+/// A manifest names the run and the base of its receipt: commands warn by it about another base.
+fn check_origin(report: &mut Report, folder: &Path, manifest: &Manifest, made: &Made) {
+    let base = made.identity.get("base").and_then(|digits| Hash::parse(digits));
+    let expected = (Some(identity_digest(&made.identity)), base, made.identity.get("load_in_4bit"));
+    if (manifest.run, manifest.base, manifest.load_in_4bit.as_ref()) != expected {
+        report.add_finding(&folder.join(Manifest::NAME), "its run or its base is not that of the receipt");
+    }
+}
+
+/// The files of a final folder are those that the receipt names: of an adapter two, and of a model
+/// the tokenizer as it is in the base.
 fn check_result(report: &mut Report, folder: &Path, manifest: &Manifest, receipt: &Receipt) {
     let Some(result) = &receipt.result else {
         report.add_finding(&folder.join(RECEIPT), "it names no files of the final folder");
         return;
     };
+    check_origin(report, folder, manifest, &receipt.made);
+    let is_adapter = receipt.made.config.get("adapter.type").is_some_and(|kind| kind == "\"lora\"");
+    for name in result.keys().filter(|name| is_adapter && ![ADAPTER, ADAPTER_CONFIG].contains(&name.as_str())) {
+        report.add_finding(&folder.join(name), "it does not belong to an adapter");
+    }
+    let copied = result.iter().filter(|(name, _)| !is_adapter && receipt.made.tokenizer.contains_key(*name));
+    for (name, _) in copied.filter(|(name, record)| receipt.made.tokenizer.get(*name) != Some(record)) {
+        report.add_finding(&folder.join(name), "it is not that of the base, by the receipt");
+    }
     let names: BTreeSet<&String> = result.keys().chain(manifest.files.keys()).collect();
     for name in names.into_iter().filter(|name| *name != RECEIPT) {
         if result.get(name) != manifest.files.get(name) {

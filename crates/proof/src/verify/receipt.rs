@@ -2,7 +2,10 @@
 //! chain begins with.
 
 use super::Report;
+use crate::chain::Chain;
+use crate::name::quoted;
 use crate::receipt::{Made, Receipt, config_digest};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Config and base against their digests in the identity. Rows have one too; it takes the
@@ -28,6 +31,37 @@ pub(super) fn check(report: &mut Report, path: &Path, receipt: &Receipt) {
                 .to_string(),
         );
     }
+}
+
+/// What a chain says of its evaluations and tensors against itself and the receipt.
+pub(super) fn check_chain(report: &mut Report, path: &Path, chain: &Chain, receipt: Option<&Receipt>) {
+    let mut best: Option<f64> = None;
+    for (step, evaluation) in chain.updates.iter().filter_map(|update| Some((update.step, update.evaluation?))) {
+        let loss = f64::from_bits(evaluation.loss);
+        let is_best = !loss.is_nan() && best.is_none_or(|best| loss < best);
+        if is_best != evaluation.best {
+            let what = format!("update {step}: it says wrongly whether its evaluation is the best so far");
+            report.add_finding(path, what);
+            break;
+        }
+        best = if is_best { Some(loss) } else { best };
+    }
+    let tensors: BTreeSet<&String> = chain.origin.tensors.iter().collect();
+    if tensors.len() < chain.origin.tensors.len() {
+        report.add_finding(path, "it names a trained tensor twice");
+    }
+    let Some(reordered) = receipt.map(|receipt| &receipt.made.reordered).filter(|names| !names.is_empty()) else {
+        return;
+    };
+    // Only experts have another layout in files.
+    let is_of_experts = |name: &String| tensors.contains(name) && name.contains(".experts");
+    if let Some(name) = reordered.iter().find(|name| !is_of_experts(name)) {
+        let what = format!("it says that files hold {} in another layout, which is not of experts", quoted(name));
+        report.add_finding(&path.with_file_name(crate::receipt::NAME), what);
+    }
+    let count = reordered.len();
+    let what = if count == 1 { "tensor of experts is".to_string() } else { "tensors of experts are".to_string() };
+    report.notes.push(format!("{count} {what} stored in another layout: only a replay compares such weights"));
 }
 
 /// The update whose weights the final folder holds.

@@ -6,7 +6,7 @@
 use super::Report;
 use crate::chain::{Chain, Item, combined, part, tensors_per_part};
 use crate::error::FileError;
-use crate::layout::{ADAPTER, MODEL, OPTIMIZER, checkpoint_name};
+use crate::layout::{ADAPTER, FINAL, MODEL, OPTIMIZER, checkpoint_name};
 use crate::name::quoted;
 use crate::safetensors::{Dtype, SafeTensors, Tensor, TensorFiles};
 use isobit_numerics::cast::{f32_to_bf16, f32_to_f16};
@@ -16,6 +16,10 @@ use std::path::Path;
 
 /// Name prefixes of the two moments of a weight.
 const MOMENTS: [&str; 2] = ["moment1.", "moment2."];
+/// What trained tensors of a final folder may be rounded to.
+const ROUNDED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+/// A folder leaves it out if it is tied to the table.
+const HEAD: &str = "lm_head.weight";
 
 /// A chain, and the tensors that files hold in another layout.
 #[derive(Clone, Copy)]
@@ -36,6 +40,7 @@ impl Stored<'_> {
             let digests = self.digests(|name| digest(file.get(name).ok()?));
             self.compare(report, &path, (Item::Weights(None), step), &digests, (update.weights, &update.parts.weights));
             self.check_names(report, &path, file.names(), &[""]);
+            check_types(report, &path, file.tensors(), &[Dtype::F32]);
         }
         let path = folder.join(OPTIMIZER);
         if let Some(file) = report.damage_as_finding(&path, SafeTensors::open(&path))? {
@@ -43,6 +48,7 @@ impl Stored<'_> {
             let digests = self.digests(|name| Some(combined(&[moment(MOMENTS[0], name)?, moment(MOMENTS[1], name)?])));
             self.compare(report, &path, (Item::State(None), step), &digests, (update.state, &update.parts.state));
             self.check_names(report, &path, file.names(), &MOMENTS);
+            check_types(report, &path, file.tensors(), &[Dtype::F32]);
         }
         Ok(())
     }
@@ -59,7 +65,8 @@ impl Stored<'_> {
             else {
                 continue;
             };
-            if rounded(&saved, last.dtype)?.is_some_and(|bytes| bytes != last.bytes) {
+            let differs = rounded(&saved, last.dtype)?.is_some_and(|bytes| bytes != last.bytes);
+            if differs || saved.shape != last.shape {
                 let what = format!("{} is not that of {}", quoted(name), checkpoint_name(step));
                 report.add_finding(folder, what);
                 return Ok(());
@@ -70,8 +77,15 @@ impl Stored<'_> {
         };
         let digests = self.digests(|name| digest(last.get(name).ok()?));
         self.compare(report, folder, (Item::Weights(None), step), &digests, (update.weights, &update.parts.weights));
+        let trained = self.chain.origin.tensors.iter().filter(|name| !self.reordered.contains(name));
         if last.path().ends_with(ADAPTER) {
             self.check_names(report, last.path(), last.names(), &[""]);
+            check_types(report, last.path(), last.files().iter().flat_map(SafeTensors::tensors), &ROUNDED);
+        } else {
+            if let Some(name) = trained.clone().find(|name| *name != HEAD && !last.contains(name)) {
+                report.add_finding(last.path(), format!("{}, but it is missing", quoted(name)));
+            }
+            check_types(report, last.path(), trained.filter_map(|name| last.get(name).ok()), &ROUNDED);
         }
         let is_rounded = |name: &String| last.get(name).is_ok_and(|tensor| tensor.dtype != Dtype::F32);
         if saved.is_none() && self.chain.origin.tensors.iter().any(is_rounded) {
@@ -111,20 +125,53 @@ impl Stored<'_> {
         report.add_finding(path, format!("{} update {step} in the chain{named}", item.is_not_that_of()));
     }
 
-    /// That a file holds the trained tensors and nothing else, where it holds them as in memory.
+    /// That a file holds the trained tensors and nothing else. Those in another layout have names
+    /// that are not known here.
     fn check_names<'a>(&self, report: &mut Report, path: &Path, found: impl Iterator<Item = &'a str>, starts: &[&str]) {
-        if !self.reordered.is_empty() {
-            return;
-        }
-        let tensors = &self.chain.origin.tensors;
+        let tensors = self.chain.origin.tensors.iter().filter(|name| !self.reordered.contains(name));
         let expected: BTreeSet<String> =
-            starts.iter().flat_map(|start| tensors.iter().map(move |name| format!("{start}{name}"))).collect();
+            starts.iter().flat_map(|start| tensors.clone().map(move |name| format!("{start}{name}"))).collect();
         let found: BTreeSet<String> = found.map(str::to_string).collect();
-        if let Some(name) = expected.symmetric_difference(&found).next() {
+        let is_known = |name: &&String| self.reordered.is_empty() || !name.contains(".experts");
+        if let Some(name) = expected.symmetric_difference(&found).find(is_known) {
             let what = if found.contains(name) { "which the run did not train" } else { "but it is missing" };
             report.add_finding(path, format!("{}, {what}", quoted(name)));
         }
     }
+}
+
+/// That tensors hold numbers of a type that a run writes.
+fn check_types<'a>(report: &mut Report, path: &Path, tensors: impl Iterator<Item = Tensor<'a>>, types: &[Dtype]) {
+    for tensor in tensors.filter(|tensor| !types.contains(&tensor.dtype)).take(1) {
+        let what = format!("{} holds {}, which a run does not write", quoted(tensor.name), tensor.dtype);
+        report.add_finding(path, what);
+    }
+}
+
+/// Tensors of the final folder of a run that were not trained are those of the base, rounded if
+/// they are. Expanded ones are compared by a proof alone.
+pub fn check_frozen(report: &mut Report, run: &Path, model: &Path) -> Result<(), FileError> {
+    let folder = run.join(FINAL);
+    let (Some(chain), Some(receipt)) = (report.chain.clone(), report.receipt.clone()) else { return Ok(()) };
+    if !receipt.made.finished || folder.join(ADAPTER).is_file() {
+        return Ok(());
+    }
+    let Some(last) = report.damage_as_finding(&folder, open(&folder))? else { return Ok(()) };
+    let Some(base) = report.damage_as_finding(model, TensorFiles::open(model))? else { return Ok(()) };
+    let trained: BTreeSet<&str> = chain.origin.tensors.iter().map(String::as_str).collect();
+    let has_experts = !receipt.made.reordered.is_empty();
+    let is_frozen = |name: &&str| !trained.contains(name) && !(has_experts && name.contains(".experts"));
+    for name in last.names().filter(is_frozen) {
+        let (found, Ok(own)) = (last.get(name)?, base.get(name)) else {
+            report.add_finding(&folder, format!("{} is not a tensor of the base, and was not trained", quoted(name)));
+            continue;
+        };
+        let is_number = ROUNDED.contains(&own.dtype) || own.dtype == found.dtype;
+        if is_number && rounded(&own, found.dtype)?.is_none_or(|bytes| bytes != found.bytes) {
+            report.add_finding(&folder, format!("{} is not that of the base, and was not trained", quoted(name)));
+        }
+    }
+    Ok(())
 }
 
 /// Of a tensor whose bits are those in memory.
@@ -140,6 +187,7 @@ fn rounded(saved: &Tensor<'_>, dtype: Dtype) -> Result<Option<Vec<u8>>, FileErro
     };
     match dtype {
         _ if dtype == saved.dtype => Ok(Some(saved.bytes.to_vec())),
+        Dtype::F32 => Ok(Some(saved.to_f32()?.into_iter().flat_map(f32::to_le_bytes).collect())),
         Dtype::Bf16 => halves(f32_to_bf16),
         Dtype::F16 => halves(f32_to_f16),
         _ => Ok(None),

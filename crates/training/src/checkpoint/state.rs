@@ -94,7 +94,7 @@ impl Identity {
 
     /// The digest recorded in the manifests of its folders.
     pub fn digest(&self) -> Hash {
-        Hash::of_bytes(serde_json::to_string(self).expect("strings have a JSON form").as_bytes())
+        isobit_proof::receipt::identity_digest(&self.fields())
     }
 }
 
