@@ -390,7 +390,8 @@ fn worst_case<L: MemoryLayout>(
     let rows = vec![&row[0]; peak.rows];
     let (waiting, evaluated, ranks) = (peak.waiting, evaluated(run), ranks.all);
     let generated = generated(run, model);
-    let planned = PlannedUpdate { step: &step, rows: &rows, waiting, evaluated, generated, offload, ranks };
+    let packs = run.training.sample_packing;
+    let planned = PlannedUpdate { step: &step, rows: &rows, packs, waiting, evaluated, generated, offload, ranks };
     with_shapes(run, model, |source| plan::memory(like, model, source, &settings, &planned))
 }
 
