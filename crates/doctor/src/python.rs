@@ -71,7 +71,9 @@ fn folder_of(given: &Path) -> Result<PathBuf, String> {
     // `python` alone is one in the current folder.
     let whole = std::path::absolute(given).unwrap_or_else(|_| given.to_path_buf());
     let bin = whole.parent().filter(|folder| folder.ends_with("bin"));
-    bin.and_then(Path::parent).map_or_else(|| refused("is in no folder `bin`"), |folder| Ok(folder.to_path_buf()))
+    let Some(folder) = bin.and_then(Path::parent) else { return refused("is in no folder `bin`") };
+    let as_typed = given.parent().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    Ok(as_typed.unwrap_or(folder).to_path_buf())
 }
 
 /// `python`, `python3`, `python3.12`, `pypy3`.
