@@ -150,7 +150,6 @@ fn gaps_between_buffers_are_those_of_the_longest_rows() {
             let longest = longest_rows(2 * ROWS, TOKENS);
             let planned = of(&[longest.clone(), longest.clone(), shorter, longest]);
             let taken = of(&of_text());
-            eprintln!("{}, {trained:?}: {taken} bytes, {planned} planned", policy.name());
             assert!(taken <= planned + planned / 25, "{}: {taken} bytes, {planned} planned", policy.name());
         }
     }
