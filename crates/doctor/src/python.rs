@@ -62,7 +62,8 @@ fn folder_of(given: &Path) -> Result<PathBuf, String> {
         return Ok(given.to_path_buf());
     }
     let Ok(about) = given.symlink_metadata() else { return refused("does not exist") };
-    if !given.is_file() && !(about.is_symlink() && !given.exists()) {
+    let leads_nowhere = about.is_symlink() && !given.exists();
+    if !given.is_file() && !leads_nowhere {
         return refused("is neither a folder nor a file");
     }
     if !is_named_as_interpreter(given) {

@@ -439,7 +439,9 @@ impl Training<'_> {
                     "stopped after {step} updates by {}, saved in {output}/checkpoint-{step}",
                     signal.name()
                 ));
-                console.agreed().iter().for_each(|agreed| tell(&agreed.line()));
+                if let Some(agreed) = console.agreed() {
+                    tell(&agreed.line());
+                }
                 tell("run the same command with `--resume` to continue");
                 Err(Failure::printed(signal.exit_code()))
             }

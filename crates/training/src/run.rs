@@ -302,7 +302,9 @@ fn steps<E: Engine>(
         let learning_rate = schedule.at(completed);
         if let Some((auditor, number)) = watch.auditor(completed + 1) {
             let tokens = audit::check(&state.engine, auditor, &rows, (completed + 1, number), &settings)?;
-            tokens.into_iter().for_each(|tokens| watch.audited(completed + 1, tokens));
+            if let Some(tokens) = tokens {
+                watch.audited(completed + 1, tokens);
+            }
         }
         let waited = team.seconds();
         let State { engine, shards, .. } = state;
