@@ -459,8 +459,8 @@ impl<B: Backend> Builder<'_, B> {
     /// Frozen matrices, where they are to be.
     fn frozen_matrix(&mut self, stored: &StoredTensor, count: usize, shape: SliceShape) -> Matrix<B> {
         let Some(layer) = self.streamed_layer() else {
-            // The slices first: where buffers lie in ranges, the stored numbers are then at the end,
-            // and leave no gap that later matrices of other sizes would lie around.
+            // The slices first: where buffers lie in ranges, the stored numbers are then at the
+            // end, and leave no gap that later matrices of other sizes would lie around.
             let mut weight = self.backend.weight(count, shape);
             self.backend.run(SliceWeight { weight: &mut weight, w: self.frozen(stored).stored() });
             return Matrix::Frozen(weight);
