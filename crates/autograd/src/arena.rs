@@ -20,6 +20,8 @@ pub(crate) struct Arena<B: Backend> {
     rows: RefCell<Vec<FreeRows<B>>>,
     /// Number of the current tape.
     tape: Cell<u64>,
+    /// Where its rows and documents start.
+    lengths: RefCell<Vec<usize>>,
     live_bytes: Cell<usize>,
     peak_bytes: Cell<usize>,
 }
@@ -60,6 +62,7 @@ impl<B: Backend> Arena<B> {
             host: RefCell::default(),
             rows: RefCell::default(),
             tape: Cell::new(0),
+            lengths: RefCell::default(),
             live_bytes: Cell::new(0),
             peak_bytes: Cell::new(0),
         })
@@ -90,9 +93,18 @@ impl<B: Backend> Arena<B> {
         device
     }
 
-    /// Starts a new tape; buffers it does not use may be freed.
-    pub(crate) fn begin_tape(&self) {
+    /// Starts a new tape over rows and documents that start here; buffers it does not use may be
+    /// freed. Where buffers lie in ranges, all are freed if the last tape had other lengths: among
+    /// buffers of its sizes those of this tape would lie scattered, and rows of many lengths took a
+    /// quarter more memory than the longest alone, which is what a plan counts.
+    pub(crate) fn begin_tape(&self, backend: &B, lengths: Vec<usize>) {
         self.tape.set(self.tape.get() + 1);
+        if backend.has_ranges() && *self.lengths.borrow() != lengths {
+            self.free.borrow_mut().clear();
+            self.rows.borrow_mut().clear();
+            backend.scratch().clear();
+            self.lengths.replace(lengths);
+        }
     }
 
     pub(crate) fn rows(self: &Rc<Self>, backend: &B, shape: SliceShape) -> RowsLease<B> {

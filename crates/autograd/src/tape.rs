@@ -162,7 +162,9 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// Reuses the buffers of an earlier tape.
     #[must_use]
     pub fn with_buffers_of(self, memory: &Memory<B>) -> Self {
-        memory.0.begin_tape();
+        let documents = self.layout.spans.iter().map(|span| span.queries.start);
+        let lengths = self.layout.row_starts.iter().copied().chain(documents).collect();
+        memory.0.begin_tape(self.backend, lengths);
         Self { arena: Rc::clone(&memory.0), ..self }
     }
 

@@ -8,8 +8,12 @@ use std::sync::OnceLock;
 /// The data file.
 const CARDS: &str = include_str!("cards.toml");
 
-/// Words of a product name that say nothing: "NVIDIA GeForce RTX 4090", "MI50 32GB".
-const EMPTY_WORDS: [&str; 9] = ["nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "radeon", "gib", "gb"];
+/// Parts of a product name that say nothing, also within a word: "NVIDIA GeForce RTX4090", "MI50
+/// 32GB".
+const EMPTY_PARTS: [&str; 9] = ["nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "radeon", "gib", "gb"];
+/// Whole words that say nothing, or begin so: "A100-SXM4-80GB", "H100 80GB HBM3", "MI300X OAM".
+const EMPTY_WORDS: [&str; 3] = ["gpu", "oam", "accelerator"];
+const EMPTY_BEGINNINGS: [&str; 3] = ["sxm", "hbm", "pcie"];
 
 /// What NVIDIA's driver keeps of the memory that its tools report: half a GiB and a two-hundredth.
 /// Programs see 14.56 GiB of a T4's 15.00, 79.15 of an A100's 80.00 and 178.35 of a B200's 179.06.
@@ -83,10 +87,22 @@ pub fn named_card(text: &str) -> Option<&'static NamedCard> {
     named_cards().iter().find(is_meant).filter(|_| !wanted.is_empty())
 }
 
+/// Cards whose names begin like what somebody typed.
+pub fn cards_like(text: &str) -> Vec<&'static NamedCard> {
+    let typed = plain(text);
+    let begins = |card: &&NamedCard| plain(&card.name).starts_with(&typed);
+    named_cards().iter().filter(begins).filter(|_| typed.len() >= 2).collect()
+}
+
 /// Letters and digits without the words that say nothing.
 fn plain(text: &str) -> String {
-    let kept: String = text.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
-    EMPTY_WORDS.iter().fold(kept, |text, word| text.replace(word, ""))
+    let text = text.to_ascii_lowercase();
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric());
+    let says_something = |word: &&str| {
+        !EMPTY_WORDS.contains(word) && !EMPTY_BEGINNINGS.iter().any(|beginning| word.starts_with(beginning))
+    };
+    let kept: String = words.filter(says_something).collect();
+    EMPTY_PARTS.iter().fold(kept, |text, part| text.replace(part, ""))
 }
 
 #[cfg(test)]
@@ -117,8 +133,37 @@ mod tests {
         assert_eq!(name("AMD Instinct MI50 32GB"), Some("mi50-32"));
         assert_eq!([name("MI50"), name("mi50-16"), name("MI50 16 GB")], [Some("mi50"); 3]);
         assert_eq!([name("A100 80GB"), name("a100")], [Some("a100-80"), Some("a100")]);
-        for text in ["", "rtx", "cpu", "cuda:0", "abacus", "MI50 64"] {
+        assert_eq!([name("MI-50"), name("mi50 32gb")], [Some("mi50"), Some("mi50-32")]);
+        // As drivers spell them.
+        for (text, meant) in [
+            ("NVIDIA A100-SXM4-80GB", "a100-80"),
+            ("NVIDIA A100-PCIE-40GB", "a100"),
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA H100 PCIe", "h100"),
+            ("NVIDIA H100 NVL", "h100-nvl"),
+            ("Tesla V100-SXM2-32GB", "v100-32"),
+            ("NVIDIA RTX 6000 Ada Generation", "rtx6000ada"),
+            ("NVIDIA GeForce RTX 2080 Ti", "rtx2080ti"),
+            ("AMD Instinct MI300X OAM", "mi300x"),
+            ("AMD Radeon Pro VII", "radeonvii"),
+        ] {
+            assert_eq!(name(text), Some(meant), "{text}");
+        }
+        for text in
+            ["", "rtx", "cpu", "cuda:0", "abacus", "MI50 64", "NVIDIA GeForce RTX 3060 Laptop GPU", "NVIDIA H200 NVL"]
+        {
             assert_eq!(name(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_a_name_finds_its_cards() {
+        let names = |text: &str| cards_like(text).into_iter().map(|card| card.name.as_str()).collect::<Vec<_>>();
+        assert_eq!(names("MI300"), ["mi300x"]);
+        assert_eq!(names("rtx 409"), ["rtx4090"]);
+        assert_eq!(names("RTX 2080"), ["rtx2080ti"]);
+        for text in ["", "rtx", "7", "abacus"] {
+            assert_eq!(names(text), [""; 0], "{text}");
         }
     }
 

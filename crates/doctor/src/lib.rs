@@ -19,7 +19,7 @@ mod tree;
 mod version;
 
 pub use amd::{Card, Link};
-pub use cards::{NamedCard, named_card, named_cards};
+pub use cards::{NamedCard, cards_like, named_card, named_cards};
 pub use facts::{Facts, Sources, VARIABLES};
 pub use nvidia::Nvidia;
 pub use python::Python;

@@ -16,6 +16,8 @@ pub struct Python {
     pub version: Option<String>,
     /// Versions by name, in lower case with `-` between words.
     pub packages: BTreeMap<String, String>,
+    /// Why its interpreter cannot be run.
+    pub problem: Option<String>,
 }
 
 /// Reads the environment of an interpreter, or of a folder; or says why it is none.
@@ -48,20 +50,55 @@ pub(crate) fn python(given: &Path) -> Result<Python, String> {
             }
         }
     }
-    Ok(Python { folder: folder.display().to_string(), version: named.or(wanted).or(from_folder), packages })
+    let (version, problem) = (named.or(wanted).or(from_folder), problem(&folder, &settings));
+    Ok(Python { folder: folder.display().to_string(), version, packages, problem })
 }
 
-/// The environment's folder: that of `bin/python`, without following links, which lead out of it.
+/// The environment's folder: that of `bin/python`, without following links, which lead out of it
+/// or, if it is broken, nowhere.
 fn folder_of(given: &Path) -> Result<PathBuf, String> {
+    let refused = |what: &str| Err(format!("{} {what}", given.display()));
     if given.is_dir() {
         return Ok(given.to_path_buf());
     }
-    if !given.is_file() {
-        let what = if given.symlink_metadata().is_ok() { "is neither a folder nor a file" } else { "does not exist" };
-        return Err(format!("{} {what}", given.display()));
+    let Ok(about) = given.symlink_metadata() else { return refused("does not exist") };
+    let leads_nowhere = about.is_symlink() && !given.exists();
+    if !given.is_file() && !leads_nowhere {
+        return refused("is neither a folder nor a file");
     }
-    let folder = given.parent().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
-    folder.map(Path::to_path_buf).ok_or_else(|| format!("{} is in no folder `bin`", given.display()))
+    if !is_named_as_interpreter(given) {
+        return refused("is not a Python interpreter");
+    }
+    // `python` alone is one in the current folder.
+    let whole = std::path::absolute(given).unwrap_or_else(|_| given.to_path_buf());
+    let bin = whole.parent().filter(|folder| folder.ends_with("bin"));
+    let Some(folder) = bin.and_then(Path::parent) else { return refused("is in no folder `bin`") };
+    let as_typed = given.parent().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    Ok(as_typed.unwrap_or(folder).to_path_buf())
+}
+
+/// `python`, `python3`, `python3.12`, `pypy3`.
+fn is_named_as_interpreter(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let version = ["python", "pypy"].iter().find_map(|start| name.strip_prefix(start));
+    version.is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.' || c == 't'))
+}
+
+/// Why nothing can be run in an environment: its interpreter is missing.
+fn problem(folder: &Path, settings: &str) -> Option<String> {
+    if settings.is_empty() {
+        return None;
+    }
+    let bin = folder.join("bin");
+    let names = ["python", "python3"].map(|name| bin.join(name));
+    if names.iter().any(|path| path.exists()) {
+        return None;
+    }
+    let link = names.iter().find_map(|path| Some((path, std::fs::read_link(path).ok()?)));
+    Some(match link {
+        Some((path, target)) => format!("{} links to {}, which does not exist", path.display(), target.display()),
+        None => format!("{} has no python", bin.display()),
+    })
 }
 
 /// `3.12` of `/usr/bin/python3.12`, also at the end of links.

@@ -64,6 +64,8 @@ struct Rule {
 struct Conditions {
     /// Architectures of a card; `*` stands for the rest of a name.
     gfx: Vec<String>,
+    /// Architectures that the card must not have.
+    gfx_not: Vec<String>,
     /// Threads of a card's wavefront.
     wavefront: Option<u64>,
     /// Fewer PCI Express lanes than the card has.
@@ -81,6 +83,8 @@ struct Conditions {
     /// Demands on ROCm's version, and that of Python.
     rocm: Vec<String>,
     python: Vec<String>,
+    /// The interpreter of the Python environment is missing.
+    python_broken: bool,
     /// Packages, with demands on their versions.
     packages: BTreeMap<String, Vec<String>>,
     /// Demands on the ROCm that torch was built for.
@@ -104,11 +108,17 @@ struct Conditions {
 
 impl Conditions {
     fn selects_cards(&self) -> bool {
-        !self.gfx.is_empty() || self.wavefront.is_some() || self.link_narrow || self.divided || self.override_mismatch
+        !self.gfx.is_empty()
+            || !self.gfx_not.is_empty()
+            || self.wavefront.is_some()
+            || self.link_narrow
+            || self.divided
+            || self.override_mismatch
     }
 
     fn card(&self, card: &Card, facts: &Facts) -> bool {
         (self.gfx.is_empty() || matches_any(&self.gfx, &card.architecture))
+            && !matches_any(&self.gfx_not, &card.architecture)
             && self.wavefront.is_none_or(|width| card.wavefront == Some(width))
             && (!self.link_narrow || card.link.as_ref().is_some_and(Link::is_narrow))
             && (!self.divided || card.partition.as_deref().is_some_and(|mode| mode != "SPX"))
@@ -136,12 +146,13 @@ impl Conditions {
     }
 
     fn holds_for_python(&self, facts: &Facts) -> bool {
-        let asks = !self.python.is_empty() || !self.packages.is_empty();
+        let asks = !self.python.is_empty() || self.python_broken || !self.packages.is_empty();
         let Some(python) = &facts.python else { return !asks };
         let version = |name: &str| python.packages.get(name).map(String::as_str);
         let local = version("torch").and_then(Version::parse).map(|version| version.local).unwrap_or_default();
         let built_for = Version::after(&local, "rocm");
         (self.python.is_empty() || satisfies(python.version.as_deref(), &self.python))
+            && (!self.python_broken || python.problem.is_some())
             && self.packages.iter().all(|(name, demands)| satisfies(version(name), demands))
             && (self.torch_rocm.is_empty() || built_for.is_some_and(|rocm| rocm.satisfies_all(&self.torch_rocm)))
             && self.torch_not_for.as_deref().is_none_or(|kind| !local.starts_with(kind))
@@ -225,6 +236,8 @@ fn fill(text: &str, facts: &Facts, when: &Conditions, cards: &[&Card]) -> String
     ]);
     if let Some(python) = &facts.python {
         values.insert("python", python.version.clone().unwrap_or_default());
+        values.insert("python_folder", python.folder.clone());
+        values.insert("python_problem", python.problem.clone().unwrap_or_default());
         for name in when.packages.keys() {
             values.insert(name, python.packages.get(name).cloned().unwrap_or_default());
         }
@@ -285,6 +298,8 @@ mod tests {
                 "access_remedy",
                 "hidden",
                 "python",
+                "python_folder",
+                "python_problem",
             ];
             for text in [&rule.what, &rule.why, &rule.remedy] {
                 assert!(!text.is_empty() && !text.ends_with('.'), "{}: {text}", rule.id);

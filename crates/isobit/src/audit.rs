@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::backend::{Chosen, HINT, open_cpu};
+use crate::fits;
 use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Gpu, Path};
 use isobit_models::build_whole;
@@ -10,11 +11,40 @@ use isobit_training::config::Device;
 use isobit_training::prepare::{Prepared, RunError, build_settings};
 use isobit_training::ranks::Team;
 use isobit_training::trainer::Trainer;
+use serde_json::{Value, json};
 
-/// How often a run is audited, and by what.
+/// How often a run is audited, by what, and what has agreed so far.
 pub(crate) struct Audit {
     pub(crate) every: u64,
     pub(crate) auditor: Box<dyn Auditor>,
+    pub(crate) agreed: Agreed,
+}
+
+/// Micro-batches that were computed twice by this process. One that differs ends the run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    pub(crate) every: u64,
+    /// What computed them the second time.
+    pub(crate) on: String,
+    pub(crate) micro_batches: u64,
+    pub(crate) tokens: usize,
+}
+
+impl Agreed {
+    pub(crate) fn line(&self) -> String {
+        let Self { every, on, micro_batches, tokens } = self;
+        let each = if *every == 1 { "every update".to_string() } else { format!("every {every} updates") };
+        match micro_batches {
+            0 => format!("audited nothing: a micro-batch {each} was to be computed again on {on}"),
+            1 => format!("audited {each} on {on}: 1 micro-batch, {tokens} tokens, every bit agreed"),
+            count => format!("audited {each} on {on}: {count} micro-batches, {tokens} tokens, every bit agreed"),
+        }
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let Self { every, on, micro_batches, tokens } = self;
+        json!({"every": every, "on": on, "micro_batches": micro_batches, "tokens": tokens})
+    }
 }
 
 /// The audit of a run, if there is to be one.
@@ -23,6 +53,7 @@ pub(crate) fn auditor(
     device: Option<&str>,
     prepared: &Prepared,
     team: &Team<'_>,
+    planned: bool,
 ) -> Result<Option<Audit>, Failure> {
     let Some(every) = every else { return Ok(None) };
     if !team.is_alone() {
@@ -33,6 +64,11 @@ pub(crate) fn auditor(
         Some(name) => Chosen::parse(name, 0)?,
         None => other_than(prepared)?,
     };
+    if let Chosen::Cpu { threads } = chosen
+        && planned
+    {
+        fits::check_audit(&prepared.run, threads)?;
+    }
     let auditor = match chosen {
         Chosen::Cpu { threads } => boxed(open_cpu(threads, Path::best())?, prepared),
         Chosen::Gpu(selector) => {
@@ -40,7 +76,13 @@ pub(crate) fn auditor(
             boxed(gpu, prepared)
         }
     };
-    Ok(Some(Audit { every, auditor: auditor? }))
+    let on = match chosen {
+        Chosen::Cpu { threads: 1 } => "the CPU with 1 thread".to_string(),
+        Chosen::Cpu { threads } => format!("the CPU with {threads} threads"),
+        Chosen::Gpu(selector) => selector.to_string(),
+    };
+    let agreed = Agreed { every, on, ..Agreed::default() };
+    Ok(Some(Audit { every, auditor: auditor?, agreed }))
 }
 
 /// The CPU, with other threads than the run's if it computes there.
@@ -58,4 +100,28 @@ fn boxed<B: Backend + 'static>(backend: B, prepared: &Prepared) -> Result<Box<dy
     let settings = build_settings(&prepared.run);
     let built = build_whole(&backend, &prepared.model, &prepared.weights, &settings, Offload::NONE)?;
     Ok(Box::new(Trainer::without_moments(backend, built)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_agreed_in_words() {
+        let agreed = |every, micro_batches, tokens| {
+            Agreed { every, on: "the CPU with 1 thread".to_string(), micro_batches, tokens }.line()
+        };
+        assert_eq!(
+            agreed(50, 4, 4096),
+            "audited every 50 updates on the CPU with 1 thread: 4 micro-batches, 4096 tokens, every bit agreed"
+        );
+        assert_eq!(
+            agreed(1, 1, 7),
+            "audited every update on the CPU with 1 thread: 1 micro-batch, 7 tokens, every bit agreed"
+        );
+        assert_eq!(
+            agreed(50, 0, 0),
+            "audited nothing: a micro-batch every 50 updates was to be computed again on the CPU with 1 thread"
+        );
+    }
 }

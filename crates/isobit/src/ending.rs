@@ -2,6 +2,7 @@
 //! and the next command to type.
 
 use crate::Failure;
+use crate::audit::Agreed;
 use crate::progress::Console;
 use crate::stderr::tell;
 use crate::units::{size, time};
@@ -37,6 +38,8 @@ struct Ending {
     ranks: usize,
     /// Seconds of rank 0 spent waiting for the others.
     communication: f64,
+    /// What audits of this process found to agree.
+    agreed: Option<Agreed>,
 }
 
 /// Reports how the run ended.
@@ -81,6 +84,7 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
         vocabulary,
         ranks: 1,
         communication: console.communication,
+        agreed: console.agreed().cloned(),
     })
 }
 
@@ -125,6 +129,9 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     if ending.ranks > 1 {
         let share = 100.0 * ending.communication / ending.seconds.max(1e-9);
         lines.push(format!("  {} ranks, {:.1}s in communication ({share:.0}%)", ending.ranks, ending.communication));
+    }
+    if let Some(agreed) = &ending.agreed {
+        lines.push(format!("  {}", agreed.line()));
     }
     if let (Some(first), Some(last)) = (summary.first, summary.last) {
         let eval = summary
@@ -228,6 +235,9 @@ fn event(run: &Run, ending: &Ending) -> serde_json::Value {
     if ending.ranks > 1 {
         event["ranks"] = ending.ranks.into();
         event["communication_s"] = ending.communication.into();
+    }
+    if let Some(agreed) = &ending.agreed {
+        event["audits"] = agreed.json();
     }
     event
 }

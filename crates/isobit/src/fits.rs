@@ -16,9 +16,11 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, ConfigShapes, Shapes, WeightSource, Weights};
 use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
-use isobit_training::config::Run;
+use isobit_training::config::{Device, Run};
 use isobit_training::free_memory::free_memory_beside;
-use isobit_training::plan::{self, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows};
+use isobit_training::plan::{
+    self, Item, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows,
+};
 use isobit_training::prepare::{RunError, check_positions, loads_in_4bit, model_config, step_settings, trained};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
@@ -209,6 +211,26 @@ pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<Option<u64
     fit.refusal(first.as_ref()).map_or(Ok(trained), |refusal| Err(with_way_out(refusal)))
 }
 
+/// Refuses audits on the CPU that do not fit beside their run: they hold the model a second time,
+/// without moments.
+pub(crate) fn check_audit(run: &Run, threads: usize) -> Result<(), Failure> {
+    let given = Given::default();
+    let Ok(own) = memory_fit(run, &given, Ranks::ALONE) else { return Ok(()) };
+    let own = own.host.as_ref().map_or(own.needed, |host| host.needed);
+    let again = Run { devices: vec![Device::Cpu], threads: threads as u32, offload: Offload::NONE, ..run.clone() };
+    let Ok(MemoryFit { plan: Some(plan), available, .. }) = memory_fit(&again, &given, Ranks::ALONE) else {
+        return Ok(());
+    };
+    let audits = (plan.bytes_peak - plan.items[&Item::Optimizer]) as u64;
+    let Some(available) = available.filter(|available| own.saturating_add(audits) > available.bytes) else {
+        return Ok(());
+    };
+    let (own, audits, there, of) = (size(own), size(audits), size(available.bytes), &available.of);
+    let message = format!("this run needs {own} of host memory and its audits {audits}, {there} is available ({of})");
+    let hint = Some("leave out --audit-every, or audit on a card (`--audit-on`)".to_string());
+    Err(with_way_out(Failure { code: 4, message, hint }))
+}
+
 /// The refusal of a run that may be started nevertheless.
 pub(crate) fn with_way_out(refusal: Failure) -> Failure {
     let hint = refusal.hint.map(|hint| format!("{hint}; `--no-plan` starts it anyway"));
@@ -390,7 +412,8 @@ fn worst_case<L: MemoryLayout>(
     let rows = vec![&row[0]; peak.rows];
     let (waiting, evaluated, ranks) = (peak.waiting, evaluated(run), ranks.all);
     let generated = generated(run, model);
-    let planned = PlannedUpdate { step: &step, rows: &rows, waiting, evaluated, generated, offload, ranks };
+    let packs = run.training.sample_packing;
+    let planned = PlannedUpdate { step: &step, rows: &rows, packs, waiting, evaluated, generated, offload, ranks };
     with_shapes(run, model, |source| plan::memory(like, model, source, &settings, &planned))
 }
 

@@ -9,9 +9,9 @@ use crate::model;
 use crate::split::{SplitFit, layers, split_fit};
 use crate::stderr::{tell, tell_notes};
 use crate::units::{self, size};
-use isobit_doctor::{NamedCard, named_card, named_cards};
+use isobit_doctor::{NamedCard, cards_like, named_card, named_cards};
 use isobit_models::Part;
-use isobit_training::config::{self, Run};
+use isobit_training::config::{self, Run, nearest};
 use isobit_training::plan::{Item, MemoryPlan};
 use isobit_training::prepare::{RunError, check_quantised, check_start, model_config};
 use std::io::Write;
@@ -174,15 +174,31 @@ fn devices(list: &str) -> Result<Listed, Failure> {
     let cards: Vec<Option<&NamedCard>> = names.iter().map(|name| named_card(name)).collect();
     let is_known = |name: &str| name.contains(':') || ["cpu", "auto"].contains(&name);
     if let Some(unknown) = names.iter().zip(&cards).find(|(name, card)| card.is_none() && !is_known(name)) {
-        let known: Vec<&str> = named_cards().iter().map(|card| card.name.as_str()).collect();
-        let hint = format!("cpu, opencl:0, cuda:0, hip:0, auto, or one of these cards: {}", known.join(", "));
-        return Err(Failure::usage(format!("`{}` is not a device", unknown.0), hint));
+        return Err(Failure::usage(format!("`{}` is not a device", unknown.0), hint_for_unknown(unknown.0)));
     }
     // A config knows no cards by name: it reads one as a device of its interface, and the plan
     // takes the card itself.
     let entry = |at: usize| cards[at].map_or(names[at].to_string(), |card| format!("{}:{at}", card.api.name()));
     let entries: Vec<String> = (0..names.len()).map(entry).collect();
     Ok((entries.join(","), cards))
+}
+
+/// What may be meant by a name that is no device's: cards that begin so, or the one with the most
+/// similar name.
+fn hint_for_unknown(typed: &str) -> String {
+    let known: Vec<&str> = named_cards().iter().map(|card| card.name.as_str()).collect();
+    let plain: String = typed.chars().filter(char::is_ascii_alphanumeric).collect();
+    let mut meant: Vec<&str> = cards_like(typed).into_iter().map(|card| card.name.as_str()).collect();
+    if meant.is_empty() {
+        meant.extend(nearest(&plain, known.iter().copied().chain(["cpu", "auto"])));
+    }
+    let any = "a card that has no name here is planned for by its memory: `--device cuda:0 --memory 11GiB` (`hip:0` if \
+               it is AMD's)";
+    if meant.is_empty() {
+        return format!("cpu, opencl:0, cuda:0, hip:0, auto, or one of these cards: {}; {any}", known.join(", "));
+    }
+    let meant: Vec<String> = meant.iter().map(|name| format!("`{name}`")).collect();
+    format!("did you mean {}? {any}", meant.join(" or "))
 }
 
 /// Plans for one rank, or for the only process: the object for `--json`, and whether it fits.

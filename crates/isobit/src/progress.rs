@@ -1,7 +1,7 @@
 //! Progress of `isobit train`: a bar on a terminal, plain lines otherwise, so that a log file
 //! grows, and JSON events on stdout on request. Nothing here changes a result.
 
-use crate::audit::Audit;
+use crate::audit::{Agreed, Audit};
 use crate::report::LivePage;
 use crate::stderr::tell;
 use crate::units::{size, time};
@@ -151,6 +151,11 @@ impl<'a> Console<'a> {
         self.device.split(',').map(ToString::to_string).zip(self.device_peaks.iter().copied()).collect()
     }
 
+    /// What audits have found to agree, if there are any.
+    pub(crate) fn agreed(&self) -> Option<&Agreed> {
+        self.audit.as_ref().map(|audit| &audit.agreed)
+    }
+
     /// With audits, if there are any.
     pub(crate) fn with_audit(self, audit: Option<Audit>) -> Self {
         Self { audit, ..self }
@@ -259,9 +264,16 @@ impl Watch for Console<'_> {
     }
 
     fn auditor(&mut self, step: u64) -> Option<(&mut dyn Auditor, u64)> {
-        let Audit { every, auditor } = self.audit.as_mut()?;
+        let Audit { every, auditor, .. } = self.audit.as_mut()?;
         let (auditor, number): (&mut dyn Auditor, u64) = (&mut **auditor, step / *every);
         step.is_multiple_of(*every).then_some((auditor, number))
+    }
+
+    fn audited(&mut self, step: u64, tokens: usize) {
+        let Some(Audit { agreed, .. }) = &mut self.audit else { return };
+        agreed.micro_batches += 1;
+        agreed.tokens += tokens;
+        self.event(json!({"event": "audited", "step": step, "tokens": tokens}));
     }
 
     fn needs_receipt(&self) -> bool {

@@ -314,6 +314,7 @@ impl Plans<'_> {
             settings: &settings,
             step: &step,
             rows: &vec![&row[0]; peak.rows],
+            packs: self.run.training.sample_packing,
             group_rows,
             waiting: peak.waiting,
             evaluated: fits::evaluated(self.run),

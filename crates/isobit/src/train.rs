@@ -409,7 +409,10 @@ impl Training<'_> {
                 tell(&format!("warning: --audit-every {every} audits nothing: the run has {total}"));
             }
         }
-        let audit = audit::auditor(arguments.audit_every, arguments.audit_on.as_deref(), prepared, team)?;
+        let audit = {
+            let (every, on, planned) = (arguments.audit_every, arguments.audit_on.as_deref(), !arguments.no_plan);
+            audit::auditor(every, on, prepared, team, planned)?
+        };
         let console = Console::new(prepared, device, json, quiet).with_audit(audit);
         let mut console = console.with_page(page).with_receipt(environment, arguments.fixed);
         let outcome = train(start, &mut console);
@@ -425,8 +428,12 @@ impl Training<'_> {
             Outcome::Stopped { signal, .. } if !team.is_first() => Err(Failure::printed(signal.exit_code())),
             Outcome::Stopped { step, signal } => {
                 let output = prepared.run.output_dir.display();
-                console.event(serde_json::json!({"event": "stopped", "step": step, "signal": signal.name(),
-                    "checkpoint": format!("checkpoint-{step}")}));
+                let mut event = serde_json::json!({"event": "stopped", "step": step, "signal": signal.name(),
+                    "checkpoint": format!("checkpoint-{step}")});
+                if let Some(agreed) = console.agreed() {
+                    event["audits"] = agreed.json();
+                }
+                console.event(event);
                 // A clean stop is not an error. Even a quiet run reports it: the user has just
                 // requested it.
                 tell(&format!(
@@ -434,6 +441,9 @@ impl Training<'_> {
                     counted(step, "update"),
                     signal.name()
                 ));
+                if let Some(agreed) = console.agreed() {
+                    tell(&agreed.line());
+                }
                 tell("run the same command with `--resume` to continue");
                 Err(Failure::printed(signal.exit_code()))
             }

@@ -148,6 +148,11 @@ pub trait Device {
     fn device_peak_bytes(&self) -> Option<u64> {
         None
     }
+    /// Whether buffers lie in ranges that only grow (`heap.rs`): those that are kept part the room
+    /// of others.
+    fn has_ranges(&self) -> bool {
+        false
+    }
     /// A model of this kind is about to be built: a device may prepare for it in the background.
     /// Changes no result.
     fn prepare(&self, _work: &Expected) {}

@@ -58,6 +58,10 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
         self.inner.name()
     }
 
+    fn has_ranges(&self) -> bool {
+        self.inner.has_ranges()
+    }
+
     fn device_peak_bytes(&self) -> Option<u64> {
         self.inner.device_peak_bytes()
     }

@@ -48,18 +48,19 @@ fn gradients<E: Engine + ?Sized>(
     Ok((engine.download(&gradients)?, losses))
 }
 
-/// Computes the `number`-th micro-batch of an update, counted round, on both and compares.
+/// Computes the `number`-th micro-batch of an update, counted round, on both and compares. Returns
+/// how many tokens agree; none if the update has nothing to learn from.
 pub fn check<E: Engine>(
     engine: &E,
     auditor: &mut dyn Auditor,
     rows: &[&Row],
     (step, number): (u64, u64),
     settings: &StepSettings,
-) -> Result<(), StepError> {
+) -> Result<Option<usize>, StepError> {
     let targets: usize = rows.iter().map(|row| row.target_count()).sum();
     let micro: Vec<Range<usize>> = micro_batches(0..rows.len(), settings.micro_batch_size).collect();
     if targets == 0 || micro.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let range = micro[(number % micro.len() as u64) as usize].clone();
     let update = Update { rows, step, targets };
@@ -67,9 +68,10 @@ pub fn check<E: Engine>(
     let weights = all.map(|at| engine.read(at, Stored::Value)).collect::<Result<Vec<_>, _>>()?;
     let (ours, our_losses) = gradients(engine, &update, range.clone(), settings)?;
     let (theirs, their_losses) = auditor.compute(weights, &update, range.clone(), settings)?;
+    let tokens = rows[range.clone()].iter().map(|row| row.tokens().len()).sum();
     let rows = format!("rows {} to {}", range.start + 1, range.end);
     match first_difference(engine.tensors(), (&ours, &our_losses), (&theirs, &their_losses)) {
-        None => Ok(()),
+        None => Ok(Some(tokens)),
         Some(what) => Err(StepError::Audit { step, rows, what }),
     }
 }

@@ -138,6 +138,8 @@ impl MemoryPlan {
 pub struct PlannedUpdate<'a> {
     pub step: &'a StepSettings,
     pub rows: &'a [&'a Row],
+    /// Whether rows may hold several documents.
+    pub packs: bool,
     /// Gradients of other groups that exist meanwhile.
     pub waiting: usize,
     /// Rows that are evaluated at once; zero if the run does not evaluate.
@@ -159,12 +161,12 @@ pub fn memory<L: MemoryLayout>(
     settings: &Settings,
     planned: &PlannedUpdate<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let PlannedUpdate { step, rows, waiting, evaluated, generated, offload, ranks } = *planned;
+    let PlannedUpdate { step, rows, packs, waiting, evaluated, generated, offload, ranks } = *planned;
     let backend = Counting::new(like);
     let built = build_whole(&backend, model, source, settings, offload)?;
     let with_moments = ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
-    let update = Counted { step, rows, waiting, evaluated };
+    let update = Counted { step, rows, packs, waiting, evaluated };
     let plan = counted(&backend, trainer, |trainer| trainer, &update)?;
     let emptied = backend.emptied();
     Ok(MemoryPlan {
@@ -209,6 +211,8 @@ pub struct PlannedStage<'a> {
     pub step: &'a StepSettings,
     /// The rows that show the peak.
     pub rows: &'a [&'a Row],
+    /// Whether rows may hold several documents.
+    pub packs: bool,
     /// Rows of the largest group.
     pub group_rows: usize,
     /// Gradients of other groups that exist meanwhile.
@@ -233,7 +237,8 @@ pub fn stage_memory<L: MemoryLayout>(
     let with_moments = stage.ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
-    let update = Counted { step, rows, waiting: stage.waiting, evaluated: stage.evaluated };
+    let (packs, waiting, evaluated) = (stage.packs, stage.waiting, stage.evaluated);
+    let update = Counted { step, rows, packs, waiting, evaluated };
     let mut plan = counted(&backend, trainer, alone, &update)?;
     plan.bytes_ranks = ranks::host_bytes(plan.trained_count, stage.ranks, step.gradient_groups, !with_moments);
     // The batches of a group stay until it is done; those of rows that were not counted are added.
@@ -253,6 +258,7 @@ pub fn stage_memory<L: MemoryLayout>(
 struct Counted<'a> {
     step: &'a StepSettings,
     rows: &'a [&'a Row],
+    packs: bool,
     waiting: usize,
     evaluated: usize,
 }
@@ -264,7 +270,7 @@ fn counted<L: MemoryLayout, E: Engine>(
     engine: impl FnOnce(Trainer<Counting<L>>) -> E,
     update: &Counted<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let Counted { step, rows, waiting, evaluated } = *update;
+    let Counted { step, rows, packs, waiting, evaluated } = *update;
     let lengths = || trainer.tensors().iter().map(TrainedTensor::length);
     let (trained_count, largest) = (lengths().sum::<usize>(), lengths().max().unwrap_or(0));
     let on_device = |parameter: &Parameter<_>| match parameter.value {
@@ -281,11 +287,23 @@ fn counted<L: MemoryLayout, E: Engine>(
     // The second step reuses the buffers of the first, as all later steps do.
     engine.step(rows, 2, 0.0, step)?;
     let work = since(&before, backend.work());
+    let mut take = |number: u64, made: &dyn Fn(usize) -> Row| {
+        let made: Vec<Row> = rows.iter().map(|row| made(row.tokens().len())).collect();
+        engine.step(&made.iter().collect::<Vec<_>>(), number, 0.0, step)
+    };
+    if backend.heap_bytes().is_some() {
+        // Rows of other lengths leave other gaps between the buffers that stay.
+        take(3, &|tokens| longest_rows(1, (tokens / 4 * 3).max(2)).remove(0))?;
+        take(4, &|tokens| longest_rows(1, tokens).remove(0))?;
+    }
+    if packs {
+        take(5, &of_short_documents)?;
+    }
     drop(waiting);
     if evaluated > 0 {
         let evaluated_rows = vec![rows[0]; evaluated];
         engine.evaluate_rows(&evaluated_rows, 0..evaluated, step.profile, evaluated)?;
-        engine.step(rows, 3, 0.0, step)?;
+        engine.step(rows, 6, 0.0, step)?;
     }
     let holdings = backend.held_at_peak();
     Ok(MemoryPlan {
@@ -378,4 +396,10 @@ impl PeakOfUpdate {
 /// Rows of zeros, each of the maximum length: the worst case of a config.
 pub fn longest_rows(count: usize, tokens: usize) -> Vec<Row> {
     vec![Row::document(vec![0; tokens], vec![true; tokens]); count]
+}
+
+/// A row of the shortest documents that have a target: ops pad each of them.
+pub fn of_short_documents(tokens: usize) -> Row {
+    let starts = (0..tokens).step_by(2).chain([tokens]).collect();
+    Row::new(vec![0; tokens], vec![true; tokens], starts)
 }

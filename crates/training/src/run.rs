@@ -64,6 +64,8 @@ pub trait Watch {
     fn auditor(&mut self, _step: u64) -> Option<(&mut dyn Auditor, u64)> {
         None
     }
+    /// A micro-batch of so many tokens was computed twice for this update, and every bit agreed.
+    fn audited(&mut self, _step: u64, _tokens: usize) {}
     /// What the run computes on, for its receipt; for information only.
     fn environment(&mut self) -> BTreeMap<String, String> {
         BTreeMap::new()
@@ -299,7 +301,10 @@ fn steps<E: Engine>(
         let rows = rows_of(prepared, &mut order, completed);
         let learning_rate = schedule.at(completed);
         if let Some((auditor, number)) = watch.auditor(completed + 1) {
-            audit::check(&state.engine, auditor, &rows, (completed + 1, number), &settings)?;
+            let tokens = audit::check(&state.engine, auditor, &rows, (completed + 1, number), &settings)?;
+            if let Some(tokens) = tokens {
+                watch.audited(completed + 1, tokens);
+            }
         }
         let waited = team.seconds();
         let State { engine, shards, .. } = state;

@@ -149,7 +149,7 @@ impl Bench {
         let rows: Vec<&Row> = self.rows.iter().collect();
         let Self { trainer, auditor, settings, .. } = self;
         let checked = || audit::check(trainer, auditor, &rows, (STEP, 1), settings);
-        let noticed = !matches!(catch_unwind(AssertUnwindSafe(checked)), Ok(Ok(())));
+        let noticed = !matches!(catch_unwind(AssertUnwindSafe(checked)), Ok(Ok(_)));
         self.trainer.backend.observer.fault.set(None);
         noticed
     }

@@ -59,6 +59,7 @@ impl Machine {
             format!("home = /usr/bin\ninclude-system-site-packages = false\nversion = {version}\n"),
         );
         self.put(&format!("{folder}/README.txt"), "");
+        self.put("venv/bin/python", "");
         for (name, version) in packages {
             let metadata = format!("Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nName: not a field\n");
             let stem = name.replace('-', "_");

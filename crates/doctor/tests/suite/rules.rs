@@ -115,9 +115,16 @@ const TRIALS: &[Trial] = &[
         ],
     },
     Trial {
+        id: "python-without-interpreter", machine: "none",
+        cause: |m| { m.put_python("3.12.1", &[]); m.remove("venv/bin"); },
+        without: &[NO_PYTHON, |m| m.put("venv/bin/python", ""), |m| m.put("venv/bin/python3", "")],
+    },
+    Trial {
         id: "bitsandbytes-on-wavefronts-of-64", machine: "mi300x",
         cause: |m| m.put_python("3.12.1", &[("bitsandbytes", "0.48.1")]),
-        without: &[NO_PYTHON, |m| m.put_python("3.12.1", &[("bitsandbytes", "0.50.0")]), |m| with_lanes_of_32(m)],
+        without: &[
+            NO_PYTHON, AN_MI50, |m| m.put_python("3.12.1", &[("bitsandbytes", "0.50.0")]), |m| with_lanes_of_32(m),
+        ],
     },
     Trial {
         id: "bitsandbytes-without-gfx906", machine: "mi50",
@@ -198,6 +205,20 @@ fn every_rule_applies_with_its_cause_and_not_without() {
             let mut changed = caused();
             change(&mut changed);
             assert!(!changed.ids().iter().any(|found| found == id), "{id} applies without cause {index}");
+        }
+    }
+}
+
+/// Two rules about one package must not send somebody in two directions.
+#[test]
+fn each_bitsandbytes_gets_one_advice() {
+    for machine in ["mi50", "two-mi100", "mi300x"] {
+        for version in ["0.43.0", "0.48.1", "0.50.0"] {
+            let mut machine = Machine::of(machine);
+            machine.put_python("3.12.1", &[("bitsandbytes", version)]);
+            let ids = machine.ids();
+            let about: Vec<&String> = ids.iter().filter(|id| id.starts_with("bitsandbytes")).collect();
+            assert!(about.len() <= 1, "{version}: {about:?}");
         }
     }
 }

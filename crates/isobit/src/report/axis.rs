@@ -23,6 +23,9 @@ pub(super) struct Axis {
 pub(super) enum Base {
     /// Zero, if no value is below it.
     Zero,
+    /// The same, and always linear: a schedule that decays to nothing, or one slow update, would
+    /// make a logarithmic axis of it.
+    Linear,
     Free,
 }
 
@@ -45,10 +48,10 @@ impl Axis {
         if low > high {
             return Self::linear(0.0, 1.0, count);
         }
-        if low > 0.0 && high / low > LOG_RATIO {
+        if base != Base::Linear && low > 0.0 && high / low > LOG_RATIO {
             return Self::logarithmic(low, high, count);
         }
-        let low = if base == Base::Zero && low > 0.0 { 0.0 } else { low };
+        let low = if base != Base::Free && low > 0.0 { 0.0 } else { low };
         if low < high {
             return Self::linear(low, high, count);
         }
@@ -189,6 +192,7 @@ mod tests {
         assert_eq!(of(&[0.0, 2e-4], Base::Zero), ["0", "5e-5", "1.0e-4", "1.5e-4", "2.0e-4"]);
         assert_eq!(of(&[4652.0, 3900.0], Base::Zero), ["0", "2,000", "4,000", "6,000"]);
         assert_eq!(of(&[0.1, 12_000.0], Base::Zero), ["0.1", "10", "1,000", "100,000"]);
+        assert_eq!(of(&[1e-8, 2e-4], Base::Linear), ["0", "5e-5", "1.0e-4", "1.5e-4", "2.0e-4"]);
         assert_eq!(of(&[3.0], Base::Free), ["1", "2", "3", "4", "5"]);
         assert_eq!(of(&[0.0], Base::Free), ["−1.0", "−0.5", "0", "0.5", "1.0"]);
         assert_eq!(of(&[], Base::Free), of(&[f64::NAN, f64::INFINITY], Base::Free));
@@ -199,7 +203,7 @@ mod tests {
         let extremes = [f64::MIN, -1.0, -f64::MIN_POSITIVE, 0.0, 5e-324, 1e-300, 1.0, 1e300, f64::MAX];
         for low in extremes {
             for high in extremes {
-                for base in [Base::Zero, Base::Free] {
+                for base in [Base::Zero, Base::Linear, Base::Free] {
                     let axis = Axis::of_values([low, high].into_iter(), base, 4);
                     for value in [low, high] {
                         let place = axis.place(value).unwrap_or(f64::NAN);

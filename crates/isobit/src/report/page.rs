@@ -193,9 +193,9 @@ fn put_charts(out: &mut String, runs: &[ShownRun], compared: &[Compared]) {
     let chart = |title, base, tall, series, mark| Chart { title, base, tall, series, mark }.html();
     put!(out, "<section>{}</section>\n", chart("Loss", Base::Free, true, loss, mark()));
     put!(out, "<section class=\"grid\">");
-    out.push_str(&chart("Learning rate", Base::Zero, false, of(|curves| &curves.learning_rate, false), None));
+    out.push_str(&chart("Learning rate", Base::Linear, false, of(|curves| &curves.learning_rate, false), None));
     out.push_str(&chart("Gradient norm", Base::Zero, false, of(|curves| &curves.grad_norm, false), None));
-    out.push_str(&chart("Tokens/s", Base::Zero, false, of(|curves| &curves.tokens_per_s, false), None));
+    out.push_str(&chart("Tokens/s", Base::Linear, false, of(|curves| &curves.tokens_per_s, false), None));
     put!(out, "</section>\n");
     if runs.iter().all(|run| run.curves.loss.is_empty() && run.curves.eval_loss.is_empty()) {
         put!(out, "<p class=\"note\">Nothing is logged yet.</p>\n");
@@ -308,7 +308,9 @@ fn put_key(out: &mut String, name: &str, influences: bool, configs: &[Option<&Sh
         (false, false) => ("none", '●'),
     };
     let short_name = name.rsplit('.').next().unwrap_or(name);
-    put!(out, "<tr{row}><th><span class=\"{dot}\">{mark}</span> {}</th>", escaped(short_name));
+    // Long names break between words on a narrow screen.
+    let short_name = escaped(short_name).replace('_', "_<wbr>");
+    put!(out, "<tr{row}><th><span class=\"{dot}\">{mark}</span> {short_name}</th>");
     for value in values {
         put!(out, "<td><code>{}</code></td>", value.map_or("–".to_string(), escaped));
     }
@@ -330,9 +332,13 @@ fn value<'a>(config: Option<&'a ShownConfig>, name: &str) -> Option<&'a str> {
     config?.keys.iter().find(|key| key.name == name).map(|key| key.value.as_str())
 }
 
-/// Seconds; short runs need tenths.
+/// Seconds; short runs need tenths, or thousandths.
 fn duration(seconds: f64) -> String {
-    if seconds < 60.0 { format!("{seconds:.1}s") } else { time(seconds) }
+    match seconds {
+        0.0..1.0 => format!("{:.0} ms", seconds * 1000.0),
+        1.0..60.0 => format!("{seconds:.1}s"),
+        _ => time(seconds),
+    }
 }
 
 fn count(number: u64) -> String {

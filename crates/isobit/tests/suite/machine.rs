@@ -72,6 +72,23 @@ fn memory_that_is_not_there_is_an_error_with_its_size() {
     }
 }
 
+/// Audits hold the model a second time, which a run must have the memory for before it starts.
+#[cfg(target_os = "linux")]
+#[test]
+fn audits_must_fit_beside_their_run() {
+    let folder = Folder::new(Shape::TINY);
+    let wide = ["--set", "max_seq_length=512", "--set", "training.micro_batch_size=400", "--set"];
+    let kept = ["training.gradient_checkpointing=none", "--set", "eval.val_set_size=0"];
+    let plan = folder.run(&[&["plan", "config.toml", "--json"], &wide[..], &kept].concat());
+    let needed = plan.json()[0]["needed_bytes"].as_u64().expect("a sum");
+    let kib = needed as usize * 3 / 2 / 1024 + 100_000;
+    limited(&folder, kib, &[&["plan", "config.toml"], &wide[..], &kept].concat()).says(0, &[]);
+    let train = ["train", "config.toml", "--set", "output_dir=audited", "--audit-every", "1"];
+    let ran = limited(&folder, kib, &[&train[..], &wide, &kept].concat());
+    ran.says(4, &["this run needs ", " and its audits ", "(`ulimit -v`)", "leave out --audit-every", "`--no-plan`"]);
+    assert!(!folder.has("audited"));
+}
+
 /// A library whose start-up routine changes the rounding mode and flushes subnormal numbers, as
 /// `-ffast-math` links one.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

@@ -152,6 +152,9 @@ fn cards_by_name_need_not_be_here() {
     assert!(ran.code == 0 && ran.out.contains("mi50 1: ") && ran.out.contains("mi50 2: "), "{}{}", ran.out, ran.err);
     plan("abacus", &[]).says(2, &["`abacus` is not a device", "mi300x", "b200"]);
     plan("mi50,abacus", &[]).says(2, &["`abacus` is not a device"]);
+    plan("MI300", &[]).says(2, &["`MI300` is not a device", "did you mean `mi300x`?"]);
+    plan("v100-3", &[]).says(2, &["did you mean `v100-32`?", "`--device cuda:0 --memory 11GiB`"]);
+    plan("rtx4909", &[]).says(2, &["did you mean `rtx4090`?"]);
 }
 
 /// `eval.micro_batch_size` may be larger than that of training.

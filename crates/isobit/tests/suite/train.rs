@@ -125,6 +125,27 @@ fn on_any_device() {
     unchanged(&folder, &[], &[&["device=opencl:0"]]);
 }
 
+/// What was audited, how often, and that it agreed.
+#[test]
+fn audits_are_in_the_summary() {
+    let folder = Folder::new(Shape::TINY);
+    let train = |output: &str, more: &[&str]| {
+        let output = format!("output_dir={output}");
+        folder.run(&[&["train", "config.toml", "--threads", "2", "--set", &output], more].concat())
+    };
+    let line = "audited every 5 updates on the CPU with 1 thread: 2 micro-batches, ";
+    train("said", &["--audit-every", "5"]).says(0, &[line, " tokens, every bit agreed"]);
+    let ran = train("told", &["--audit-every", "5", "--json"]);
+    let events = ran.json();
+    let audited: Vec<u64> =
+        events.iter().filter(|event| event["event"] == "audited").filter_map(|event| event["step"].as_u64()).collect();
+    assert_eq!((ran.code, &audited[..]), (0, &[5, 10][..]), "{}", ran.err);
+    let audits = &events.last().expect("an end")["audits"];
+    assert_eq!((&audits["every"], &audits["micro_batches"]), (&5.into(), &2.into()), "{audits}");
+    assert!(!train("plain", &[]).err.contains("audited"));
+    train("never", &["--audit-every", "50"]).says(0, &["audited nothing: a micro-batch every 50 updates"]);
+}
+
 #[test]
 fn another_seed_is_another_run() {
     let folder = folder("lora", &[]);

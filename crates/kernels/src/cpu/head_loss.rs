@@ -5,13 +5,15 @@
 //! blocks and store a maximum, a sum and a best index per (token, block), which are combined at the
 //! end. Backward, a group of blocks is recomputed, converted to `dz` and sliced by the threads that
 //! computed it; then all threads add the group to `dh` and `dhead`. Row blocks without a target
-//! are skipped. If both passes run together and a super-block's logits are small enough, they are
-//! kept instead of recomputed. The sizes of super-blocks and groups affect memory and time, not
-//! bits.
+//! are skipped. If both passes run together, the logits of a smaller super-block are kept instead
+//! of recomputed. The sizes of super-blocks and groups affect memory and time, not bits. The
+//! workspace never shrinks as tokens are added: a plan counts it for the longest rows.
 
 use super::CpuMemory;
 use super::block::RightView;
-use super::nest::{Epilogue, Left, Nest, OutputView, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
+use super::nest::{
+    Epilogue, Left, Nest, OutputView, SUPER_BLOCK, Worker, part, run, run_where, super_blocks, super_blocks_of,
+};
 use super::panels::{Columns, Panels, Transposed, Weight, panel_bytes};
 use super::path::{Path, multiversion};
 use super::pool::{SharedMut, Tasks, share};
@@ -41,7 +43,9 @@ const GROUP_MAX: usize = 16;
 /// Panels of 32 columns that go through all chunks of the hidden width together: their logits stay
 /// in cache.
 const PANELS_TOGETHER: usize = 4;
-/// Maximum bytes of a super-block's logits kept between the passes.
+/// Maximum bytes of a super-block's logits kept between the passes. It decides how many tokens a
+/// super-block has, never whether logits are kept: that would make short rows need more than long
+/// ones.
 const KEPT_MAX: usize = 96 << 20;
 /// Padding in floats between rows of logits, so that rows do not collide in the same cache sets.
 const STRIDE_EXTRA: usize = 16;
@@ -58,8 +62,8 @@ struct Sizes {
     block_logits: usize,
     /// Logits of one group, shared.
     group_logits: usize,
-    /// Logits of a super-block, if they are small enough to keep.
-    kept_logits: Option<usize>,
+    /// Logits of a super-block.
+    all_logits: usize,
     dz: LeftLayout,
     dz_transposed: LeftLayout,
     h_transposed: usize,
@@ -67,13 +71,23 @@ struct Sizes {
 
 impl Sizes {
     fn new(cpu: &Cpu, p: &HeadLoss) -> Self {
-        let tokens = p.tokens().min(SUPER_BLOCK);
+        Self::of_super_blocks(cpu, p, SUPER_BLOCK)
+    }
+
+    /// Of super-blocks whose logits are kept between the passes; none if even those of the smallest
+    /// are too many.
+    fn kept(cpu: &Cpu, p: &HeadLoss) -> Option<Self> {
+        let most = KEPT_MAX / size_of::<f32>() / (p.vocabulary + STRIDE_EXTRA) / BLOCK * BLOCK;
+        (most > 0).then(|| Self::of_super_blocks(cpu, p, most.min(SUPER_BLOCK)))
+    }
+
+    fn of_super_blocks(cpu: &Cpu, p: &HeadLoss, most: usize) -> Self {
+        let tokens = p.tokens().min(most);
         let blocks = p.vocabulary.div_ceil(VOCABULARY_BLOCK);
         // A multiple of the thread count.
         let round = cpu.threads() * GROUP_MIN.div_ceil(cpu.threads());
         let group_blocks = round.min(GROUP_MAX).min(blocks);
         let group = (group_blocks * VOCABULARY_BLOCK).min(p.vocabulary);
-        let kept_logits = tokens * (p.vocabulary + STRIDE_EXTRA);
         Self {
             tokens,
             blocks,
@@ -81,7 +95,7 @@ impl Sizes {
             panels: cpu.threads() * panel_bytes(p.profile),
             block_logits: tokens * (VOCABULARY_BLOCK + STRIDE_EXTRA),
             group_logits: tokens * (group + STRIDE_EXTRA),
-            kept_logits: (kept_logits <= KEPT_MAX / size_of::<f32>()).then_some(kept_logits),
+            all_logits: tokens * (p.vocabulary + STRIDE_EXTRA),
             dz: LeftLayout::new(SliceShape { rows: tokens, width: group, profile: p.profile }),
             dz_transposed: LeftLayout::new(SliceShape { rows: group, width: tokens, profile: p.profile }),
             h_transposed: p.hidden.div_ceil(TILE_ROWS) * right_block_bytes(tokens, p.profile),
@@ -114,11 +128,10 @@ pub(super) fn workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
 
 /// Workspace of both passes together.
 pub(super) fn step_workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
-    let sizes = Sizes::new(cpu, p);
-    let Some(kept) = sizes.kept_logits else { return workspace(cpu, p) };
+    let Some(sizes) = Sizes::kept(cpu, p) else { return workspace(cpu, p) };
     let floats = Workspace::bytes::<f32>;
     let panels = Workspace::bytes::<i8>(sizes.panels);
-    2 * floats(p.vocabulary) + panels + floats(kept) + sizes.statistics() + sizes.sliced_group()
+    2 * floats(p.vocabulary) + panels + floats(sizes.all_logits) + sizes.statistics() + sizes.sliced_group()
 }
 
 /// Blocks and rows divided into tasks: one block each, and part of the rows if there are fewer
@@ -267,31 +280,30 @@ impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Both passes, one super-block at a time if its logits are small enough to keep.
+/// Both passes, one super-block at a time, unless the logits of the smallest are too many to keep.
 impl Run<HeadLossStep<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut HeadLossStep<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
-        let sizes = Sizes::new(self, &op.p);
-        if let Some(kept) = sizes.kept_logits {
-            return step(self, op, &sizes, kept, workspace);
+        if let Some(sizes) = Sizes::kept(self, &op.p) {
+            return step(self, op, &sizes, workspace);
         }
         self.run_in(workspace, op.forward());
         self.run_in(workspace, op.backward());
     }
 }
 
-/// Both passes, keeping `kept` logits of one super-block at a time.
-fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, kept: usize, workspace: &mut [u8]) {
+/// Both passes, keeping the logits of one super-block at a time.
+fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, workspace: &mut [u8]) {
     let HeadLossStep { loss, lse, best, dh, rows, head, labels, weight, p, .. } = op;
     p.check_labels(labels);
     let mut workspace = Workspace::new(workspace);
     let (scales, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
     let scratch = workspace.take::<i8>(sizes.panels);
-    let z = workspace.take::<f32>(kept);
+    let z = workspace.take::<f32>(sizes.all_logits);
     let mut statistics = Statistics::new(&mut workspace, sizes);
     let (tiles, group_scales) =
         (workspace.take::<i8>(sizes.dz.bytes()), workspace.take::<f32>(sizes.tokens * sizes.group_blocks));
     let right = head_of(cpu, *head, p, scales, multipliers);
-    for tokens in super_blocks(0..p.tokens()) {
+    for tokens in super_blocks_of(sizes.tokens, 0..p.tokens()) {
         {
             let (partial, z) = (statistics.partials(), SharedMut::new(&mut *z));
             Logits::new(rows, &right, p).statistics(

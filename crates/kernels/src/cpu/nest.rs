@@ -37,7 +37,12 @@ pub(super) fn panels_together(left_bytes: usize) -> usize {
 
 /// Splits a segment into super-blocks.
 pub(super) fn super_blocks(segment: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    segment.clone().step_by(SUPER_BLOCK).map(move |start| start..(start + SUPER_BLOCK).min(segment.end))
+    super_blocks_of(SUPER_BLOCK, segment)
+}
+
+/// Of so many rows, a multiple of the block's, or all there are.
+pub(super) fn super_blocks_of(most: usize, segment: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    segment.clone().step_by(most.max(1)).map(move |start| start..(start + most).min(segment.end))
 }
 
 /// Left operand of a loop nest.

@@ -37,6 +37,8 @@ const BATCH_TOKENS: usize = 4096;
 /// 80 GB and more.
 const KEPT_BYTES: usize = 320 << 20;
 const HOPPER_KEPT_BYTES: usize = 640 << 20;
+/// Vocabulary blocks of a stripe, times the tokens of its batch.
+const STRIPE_BLOCKS: usize = SCRATCH_BYTES / size_of::<f32>() / VOCABULARY_BLOCK;
 /// Tokens or blocks that a group reduces: `TEAMS` in `gpu/head_loss.cl`.
 const TEAMS: usize = GROUP / LANES;
 
@@ -52,20 +54,25 @@ struct Sizes {
 
 impl Sizes {
     fn new(gpu: &Gpu, p: &HeadLoss) -> Self {
-        Self::of_batches(gpu, p, BATCH_TOKENS)
+        Self::of_batches(gpu, p, BATCH_TOKENS, p.tokens())
     }
 
     /// Of batches whose logits are kept for all of the vocabulary; none if even the smallest batch
     /// has too many.
     fn kept(gpu: &Gpu, p: &HeadLoss) -> Option<Self> {
-        let bytes = if slice_tiles::is_hopper(gpu) { HOPPER_KEPT_BYTES } else { KEPT_BYTES };
-        let most = bytes / size_of::<f32>() / p.vocabulary.max(1) / CHUNK * CHUNK;
-        (most > 0).then(|| Self::of_batches(gpu, p, most.min(BATCH_TOKENS)))
+        let most = Self::kept_tokens(gpu, p);
+        (most > 0).then(|| Self::of_batches(gpu, p, most, p.tokens()))
     }
 
-    fn of_batches(gpu: &Gpu, p: &HeadLoss, most: usize) -> Self {
-        let limits = BatchLimits::new(gpu, most, p.tokens());
-        let logits = SCRATCH_BYTES / size_of::<f32>() / limits.tokens.max(1) / VOCABULARY_BLOCK;
+    /// Tokens per batch in that case.
+    fn kept_tokens(gpu: &Gpu, p: &HeadLoss) -> usize {
+        let bytes = if slice_tiles::is_hopper(gpu) { HOPPER_KEPT_BYTES } else { KEPT_BYTES };
+        (bytes / size_of::<f32>() / p.vocabulary.max(1) / CHUNK * CHUNK).min(BATCH_TOKENS)
+    }
+
+    fn of_batches(gpu: &Gpu, p: &HeadLoss, most: usize, tokens: usize) -> Self {
+        let limits = BatchLimits::new(gpu, most, tokens);
+        let logits = STRIPE_BLOCKS / limits.tokens.max(1);
         let stripe = (logits.max(1) * VOCABULARY_BLOCK).min(stored_rows(p.hidden, p.profile)).min(p.vocabulary);
         Self { limits, stripe, blocks: p.vocabulary.div_ceil(VOCABULARY_BLOCK) }
     }
@@ -105,15 +112,31 @@ impl Sizes {
 }
 
 pub(super) fn workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
-    let sizes = Sizes::new(gpu, p);
-    let columns = [sizes.stripe, p.hidden].map(|width| ColumnSlices::bytes(gpu, sizes.limits, width, p.profile));
-    let backward = sizes.gradient_bytes(gpu, p) + columns.iter().sum::<usize>();
-    sizes.logits_bytes(gpu, p, false) + sizes.reduction_bytes(gpu).max(backward)
+    most_bytes(gpu, p, BATCH_TOKENS, |sizes| {
+        let columns = [sizes.stripe, p.hidden].map(|width| ColumnSlices::bytes(gpu, sizes.limits, width, p.profile));
+        let backward = sizes.gradient_bytes(gpu, p) + columns.iter().sum::<usize>();
+        sizes.logits_bytes(gpu, p, false) + sizes.reduction_bytes(gpu).max(backward)
+    })
 }
 
 pub(super) fn step_workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
-    let Some(sizes) = Sizes::kept(gpu, p) else { return workspace(gpu, p) };
-    sizes.logits_bytes(gpu, p, true) + sizes.reduction_bytes(gpu) + sizes.gradient_bytes(gpu, p)
+    let most = Sizes::kept_tokens(gpu, p);
+    if most == 0 {
+        return workspace(gpu, p);
+    }
+    most_bytes(gpu, p, most, |sizes| {
+        sizes.logits_bytes(gpu, p, true) + sizes.reduction_bytes(gpu) + sizes.gradient_bytes(gpu, p)
+    })
+}
+
+/// The most bytes of a batch of up to so many of the op's tokens. Fewer tokens have wider stripes
+/// and can need more; a plan, which counts the longest rows, must count them too. With stripes of
+/// one width, more tokens need more.
+fn most_bytes(gpu: &Gpu, p: &HeadLoss, most: usize, bytes: impl Fn(&Sizes) -> usize) -> usize {
+    let widest = (1..=p.vocabulary.div_ceil(VOCABULARY_BLOCK)).map(|blocks| STRIPE_BLOCKS / blocks);
+    let fewer = widest.filter(|tokens| *tokens < p.tokens());
+    let all = fewer.chain([p.tokens()]).map(|tokens| bytes(&Sizes::of_batches(gpu, p, most, tokens)));
+    all.max().unwrap_or(0)
 }
 
 /// The operands of the logits and the scratch for them: for one stripe, or for each.

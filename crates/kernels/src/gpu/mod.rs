@@ -121,6 +121,10 @@ impl Device for Gpu {
         self.device.runtime.name().to_string()
     }
 
+    fn has_ranges(&self) -> bool {
+        crate::plan::MemoryLayout::has_heap(self)
+    }
+
     fn device_peak_bytes(&self) -> Option<u64> {
         Some(self.device.usage.peak_bytes() as u64)
     }

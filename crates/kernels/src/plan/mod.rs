@@ -175,6 +175,10 @@ impl<L: MemoryLayout> Device for Counting<L> {
         format!("plan for {}", self.like.name())
     }
 
+    fn has_ranges(&self) -> bool {
+        self.like.has_heap()
+    }
+
     #[track_caller]
     fn zeros<T: Element>(&self, length: usize) -> CountedBuffer<T> {
         self.buffer(length, Location::caller())

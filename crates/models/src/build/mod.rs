@@ -28,7 +28,7 @@ use isobit_kernels::backend::Expected;
 use isobit_kernels::buffer::{Element, elements_of};
 use isobit_kernels::op::low_rank::RANK_MAX;
 use isobit_kernels::op::slices::sliced_weight;
-use isobit_kernels::op::{AsQuantized, QuantizedShape, SliceShape};
+use isobit_kernels::op::{AsQuantized, QuantizedShape, SliceShape, SliceWeight};
 use isobit_kernels::tensor::F32;
 use isobit_numerics::philox::{Key, Purpose, uniform, word};
 use isobit_numerics::rope::{RopeScaling, cos_sin_row, inverse_frequencies};
@@ -459,7 +459,11 @@ impl<B: Backend> Builder<'_, B> {
     /// Frozen matrices, where they are to be.
     fn frozen_matrix(&mut self, stored: &StoredTensor, count: usize, shape: SliceShape) -> Matrix<B> {
         let Some(layer) = self.streamed_layer() else {
-            return Matrix::Frozen(sliced_weight(self.backend, self.frozen(stored).stored(), count, shape));
+            // The slices first: where buffers lie in ranges, the stored numbers are then at the
+            // end, and leave no gap that later matrices of other sizes would lie around.
+            let mut weight = self.backend.weight(count, shape);
+            self.backend.run(SliceWeight { weight: &mut weight, w: self.frozen(stored).stored() });
+            return Matrix::Frozen(weight);
         };
         let streamed = StreamedMatrix::new(self.host_numbers(stored), count, shape);
         self.parameters.stream(layer, Streamed::Matrix(Rc::clone(&streamed)));

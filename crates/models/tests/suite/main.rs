@@ -2,4 +2,5 @@
 
 mod config;
 mod config_shapes;
+mod gaps;
 mod loading;

@@ -27,7 +27,7 @@ pub use run::{
     Adapter, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Steps, Training,
     Warmup,
 };
-pub(crate) use suggest::nearest;
+pub use suggest::nearest;
 pub use value::{Origin, Value};
 
 use crate::hub_cache;

@@ -6,7 +6,7 @@ const LENGTH_MAX: usize = 64;
 
 /// The closest candidate, if close enough to be a typo: at most a third of its letters differ. The
 /// first candidate wins ties.
-pub(crate) fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let mut best: Option<(usize, &str)> = None;
     for candidate in candidates {
         let distance = edit_distance(&typed.to_lowercase(), candidate);

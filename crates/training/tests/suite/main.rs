@@ -19,6 +19,7 @@ mod hard_to_route;
 mod laws;
 mod offload;
 mod plan;
+mod plan_rows;
 mod ranks;
 mod ranks_ground;
 mod reference;

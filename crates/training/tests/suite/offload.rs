@@ -221,8 +221,16 @@ fn a_model_of_three_billion_weights_trains_in_full_in_32_gigabytes() {
     let step = step_settings(Profile::X2, Policy::Full, 1);
     let plan = |offload| {
         let gpu = Gpu::absent(Selector { api: Api::Cuda, index: 0 }, Some((9, 0)));
-        let planned =
-            PlannedUpdate { step: &step, rows: &rows, waiting: 0, evaluated: 0, generated: 0, offload, ranks: 1 };
+        let planned = PlannedUpdate {
+            step: &step,
+            rows: &rows,
+            packs: false,
+            waiting: 0,
+            evaluated: 0,
+            generated: 0,
+            offload,
+            ranks: 1,
+        };
         let source = Shapes::All(isobit_models::FloatFormat::Bf16);
         memory(gpu, &config, &source, &settings, &planned).expect("a plan")
     };

@@ -190,6 +190,7 @@ fn stages_against_buffers() {
                     settings,
                     step,
                     rows,
+                    packs: false,
                     group_rows: 6,
                     waiting: 0,
                     evaluated: 0,
@@ -233,7 +234,7 @@ fn plan_of<L: MemoryLayout>(like: L, model: &str, trained: Trained, policy: Poli
 
 /// Updates over `rows`, with nothing offloaded.
 pub(crate) fn updates<'a>(step: &'a StepSettings, rows: &'a [&'a Row]) -> PlannedUpdate<'a> {
-    PlannedUpdate { step, rows, waiting: 0, evaluated: 0, generated: 0, offload: Offload::NONE, ranks: 1 }
+    PlannedUpdate { step, rows, packs: false, waiting: 0, evaluated: 0, generated: 0, offload: Offload::NONE, ranks: 1 }
 }
 
 /// A plan counts no less than the samples of a run take, and the texts themselves.
