@@ -63,7 +63,7 @@ pub(super) fn ends(config: &Config, rules: GgufRules, tied: bool) -> Result<(), 
     Ok(())
 }
 
-fn softmax<'c>(config: &'c Config, rules: GgufRules) -> Result<Attention<'c>, ModelError> {
+fn softmax(config: &Config, rules: GgufRules) -> Result<Attention<'_>, ModelError> {
     let mut found: Option<AttentionConfig> = None;
     for (at, layer) in config.layers.iter().enumerate() {
         let AttentionKind::Softmax(attention) = &layer.attention else {

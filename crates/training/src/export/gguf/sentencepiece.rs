@@ -131,7 +131,10 @@ mod tests {
         Files { path: PathBuf::from("tokenizer.json"), tokenizer, settings: json!({}), config: json!({}) }
     }
 
-    fn made(merges: &Value, normaliser: &Value) -> Result<(Vec<(String, i32)>, Vec<(String, GgufValue)>), RunError> {
+    type Tokens = Vec<(String, i32)>;
+    type Keys = Vec<(String, GgufValue)>;
+
+    fn made(merges: &Value, normaliser: &Value) -> Result<(Tokens, Keys), RunError> {
         let files = files(merges, normaliser);
         let mut tokens = files.tokens(9)?;
         let keys = keys(&files, &mut tokens)?;
