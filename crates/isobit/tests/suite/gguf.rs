@@ -424,6 +424,7 @@ fn codes_of_experts_stay_as_they_are() {
 }
 
 /// The numbers of MXFP4 blocks.
+#[expect(clippy::float_arithmetic, reason = "what the blocks stand for")]
 fn expanded(blocks: &[u8]) -> Vec<f32> {
     const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let value = |code: u8, scale: u8| {
