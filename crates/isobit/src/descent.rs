@@ -6,7 +6,6 @@ use crate::audit;
 use crate::backend::{Chosen, Job, on_device};
 use crate::diff::coordinates;
 use crate::replay::Subject;
-use crate::units;
 use crate::watcher::Watcher;
 use isobit_autograd::Offload;
 use isobit_kernels::observe::Observed;

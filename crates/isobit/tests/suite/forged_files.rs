@@ -143,12 +143,15 @@ fn pointers_and_names_of_checkpoints_follow_from_the_chain() {
     escaped.unless(&folder, "an earlier checkpoint", |_| (), &["checkpoint-4/state.json: it has step `2`"]);
 }
 
+/// What is changed, and how.
+type Edit<T> = (&'static str, fn(&mut T));
+
 /// The manifest says which base an adapter needs; `generate` warns by it.
 #[test]
 fn manifests_and_receipts_agree_on_run_and_base() {
     let folder = ground(None);
     let mut escaped = Escaped::default();
-    let edits: [(&str, fn(&mut Manifest)); 4] = [
+    let edits: [Edit<Manifest>; 4] = [
         ("another base", |of| of.base = Some(Hash([0; 32]))),
         ("no base", |of| of.base = None),
         ("another run", |of| of.run = Some(Hash([0; 32]))),
@@ -168,7 +171,7 @@ fn manifests_and_receipts_agree_on_run_and_base() {
         }
     }
     // What stands in the receipt of the final folder is what stands in that of the run.
-    let edits: [(&str, fn(&mut Receipt)); 2] = [
+    let edits: [Edit<Receipt>; 2] = [
         ("another program", |of| of.program = "9.9.9".to_string()),
         ("an environment", |of| of.environment = Some([("audited_by".to_string(), "NIST".to_string())].into())),
     ];
@@ -230,7 +233,7 @@ fn widened(folder: &Folder, name: &str, dtype: Dtype) {
         .map(|tensor| {
             let values = tensor.to_f32().expect("numbers");
             let bytes = match dtype {
-                Dtype::F64 => values.iter().flat_map(|value| (f64::from(*value) + 1.0).to_le_bytes()).collect(),
+                Dtype::F64 => values.iter().flat_map(|value| (f64::from(*value).to_bits() ^ 1).to_le_bytes()).collect(),
                 _ => values.iter().flat_map(|_| 0x3f80_u16.to_le_bytes()).collect(),
             };
             (tensor.name.to_string(), tensor.shape.to_vec(), bytes)

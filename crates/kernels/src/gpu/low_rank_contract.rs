@@ -117,8 +117,8 @@ pub(super) fn slice_and_contract(
         (None, 2) => "slice_contract_2",
         (None, _) => "slice_contract_3",
     };
-    // TOKENS and SEGMENT of the kernel; two stages of it, four of the columns' factors, and the bytes
-    // of a chunk per warp.
+    // TOKENS and SEGMENT of the kernel; two stages of it, four of the columns' factors, and the
+    // bytes of a chunk per warp.
     let (each, segment) = (2, CHUNK / 2);
     let folds = if factors.is_some() { 4 } else { 0 };
     let staged = (2 * first.len() * RANKS + folds) * segment * size_of::<f32>();

@@ -39,7 +39,7 @@ pub(super) fn check_pointers(report: &mut Report, folder: &Path, receipt: &Recei
         }
         return Ok(());
     };
-    let metric = u64::from_str_radix(&best.loss, 16).map(f64::from_bits).unwrap_or(f64::NAN);
+    let metric = u64::from_str_radix(&best.loss, 16).map_or(f64::NAN, f64::from_bits);
     let pointer = json!({ "schema": "isobit.pointer/1", "checkpoint": checkpoint_name(best.step), "step": best.step,
         "metric": metric, "metric_bits": best.loss });
     compare(report, &path, &pointer, "of the best evaluation")

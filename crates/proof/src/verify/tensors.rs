@@ -159,8 +159,8 @@ pub fn check_frozen(report: &mut Report, run: &Path, model: &Path) -> Result<(),
     let Some(last) = report.damage_as_finding(&folder, open(&folder))? else { return Ok(()) };
     let Some(base) = report.damage_as_finding(model, TensorFiles::open(model))? else { return Ok(()) };
     let trained: BTreeSet<&str> = chain.origin.tensors.iter().map(String::as_str).collect();
-    let has_experts = !receipt.made.reordered.is_empty();
-    let is_frozen = |name: &&str| !trained.contains(name) && !(has_experts && name.contains(".experts"));
+    let no_experts = receipt.made.reordered.is_empty();
+    let is_frozen = |name: &&str| !trained.contains(name) && (no_experts || !name.contains(".experts"));
     for name in last.names().filter(is_frozen) {
         let (found, Ok(own)) = (last.get(name)?, base.get(name)) else {
             report.add_finding(&folder, format!("{} is not a tensor of the base, and was not trained", quoted(name)));
