@@ -21,7 +21,7 @@ pub(crate) struct Arena<B: Backend> {
     /// Number of the current tape.
     tape: Cell<u64>,
     /// Where its rows and documents start.
-    lengths: RefCell<Vec<usize>>,
+    starts: RefCell<Vec<usize>>,
     live_bytes: Cell<usize>,
     peak_bytes: Cell<usize>,
 }
@@ -62,7 +62,7 @@ impl<B: Backend> Arena<B> {
             host: RefCell::default(),
             rows: RefCell::default(),
             tape: Cell::new(0),
-            lengths: RefCell::default(),
+            starts: RefCell::default(),
             live_bytes: Cell::new(0),
             peak_bytes: Cell::new(0),
         })
@@ -97,13 +97,13 @@ impl<B: Backend> Arena<B> {
     /// freed. Where buffers lie in ranges, all are freed if the last tape had other lengths: among
     /// buffers of its sizes those of this tape would lie scattered, and rows of many lengths took a
     /// quarter more memory than the longest alone, which is what a plan counts.
-    pub(crate) fn begin_tape(&self, backend: &B, lengths: Vec<usize>) {
+    pub(crate) fn begin_tape(&self, backend: &B, starts: Vec<usize>) {
         self.tape.set(self.tape.get() + 1);
-        if backend.has_ranges() && *self.lengths.borrow() != lengths {
+        if backend.has_ranges() && *self.starts.borrow() != starts {
             self.free.borrow_mut().clear();
             self.rows.borrow_mut().clear();
             backend.scratch().clear();
-            self.lengths.replace(lengths);
+            self.starts.replace(starts);
         }
     }
 

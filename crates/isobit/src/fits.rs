@@ -215,6 +215,7 @@ pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<Option<u64
 /// without moments.
 pub(crate) fn check_audit(run: &Run, threads: usize) -> Result<(), Failure> {
     let given = Given::default();
+    // What cannot be planned was said when the run was.
     let Ok(own) = memory_fit(run, &given, Ranks::ALONE) else { return Ok(()) };
     let own = own.host.as_ref().map_or(own.needed, |host| host.needed);
     let again = Run { devices: vec![Device::Cpu], threads: threads as u32, offload: Offload::NONE, ..run.clone() };

@@ -152,9 +152,11 @@ fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Re
     let count = arguments.segments.map_or(segments.len(), |count| count as usize);
     let replayed = statement::chosen(&challenge, receipt.digest, segments.len(), count);
     let quiet = arguments.quiet || arguments.json;
-    for Segment { first, last, from } in segments.iter().filter(|of| of.from + 1 < of.first && !quiet) {
-        let start = if *from == 0 { "the base".to_string() } else { format!("checkpoint-{from}") };
-        tell(&format!("note: {} can be replayed only from {start}", replay::updates(*first, *last)));
+    let far: Vec<&Segment> = segments.iter().filter(|of| of.from + 1 < of.first && !quiet).collect();
+    for same in far.chunk_by(|a, b| a.from == b.from) {
+        let (from, first, last) = (same[0].from, same[0].first, same[same.len() - 1].last);
+        let start = if from == 0 { "the base".to_string() } else { format!("checkpoint-{from}") };
+        tell(&format!("note: {} can be replayed only from {start}", replay::updates(first, last)));
     }
     for steps in joined(&segments, &replayed) {
         let mut watch = |event: Event| match event {
@@ -175,12 +177,12 @@ fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Re
     Ok(Ok(Reexecution { segments, replayed, challenge, environment }))
 }
 
-/// Neighbouring segments are replayed in one go.
+/// Segments are replayed in one go where the later one has no checkpoint of its own to start from.
 fn joined(segments: &[Segment], chosen: &[usize]) -> Vec<RangeInclusive<u64>> {
     let mut all: Vec<RangeInclusive<u64>> = Vec::new();
-    for Segment { first, last, .. } in chosen.iter().map(|at| segments[*at]) {
+    for Segment { first, last, from } in chosen.iter().map(|at| segments[*at]) {
         match all.last_mut() {
-            Some(before) if before.end() + 1 == first => *before = *before.start()..=last,
+            Some(before) if from <= *before.end() => *before = *before.start()..=last,
             _ => all.push(first..=last),
         }
     }

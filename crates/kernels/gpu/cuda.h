@@ -64,6 +64,10 @@ typedef unsigned long long ulong;
 #define as_f32(bits) __uint_as_float(bits)
 #define as_u32(value) __float_as_uint(value)
 #define dot4(a, b, acc) __dp4a((int)(a), (int)(b), (int)(acc))
+// A number of the lane `distance` further on in a warp of 32, and of its first lane; not defined
+// where a warp may have more.
+#define lane_below(value, distance) __shfl_down_sync(0xffffffffu, value, distance)
+#define first_lane(value) __shfl_sync(0xffffffffu, value, 0)
 #endif
 
 #if defined(__HIP__)

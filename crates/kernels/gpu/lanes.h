@@ -1,4 +1,5 @@
-// Lane sums (docs/numerics.md, "Lane sums"), the 32 lanes in memory that the group shares.
+// Lane sums (docs/numerics.md, "Lane sums"): the 32 lanes in memory that the group shares,
+// or in the registers of a warp.
 
 #define LANES 32
 // Work items of a group.
@@ -68,14 +69,14 @@ FUNCTION void tree_sums(LOCAL_POINTER float *lanes, uint count) {
 // A team is 32 work items in a row, one for each lane of a sum. All work items of the group call
 // these together and get what the numbers of their team give; `lanes` has GROUP elements and is
 // free again on return. NVIDIA's warps are teams and need no memory for it.
-#if defined(__CUDA_ARCH__)
+#if defined(lane_below)
 #define TEAM_TREE(type, combined) \
     (void)lanes; \
     for (uint h = LANES / 2; h > 0u; h /= 2u) { \
-        type other = __shfl_down_sync(0xffffffffu, value, h); \
+        type other = lane_below(value, h); \
         value = combined; \
     } \
-    return __shfl_sync(0xffffffffu, value, 0)
+    return first_lane(value)
 #else
 #define TEAM_TREE(type, combined) \
     uint l = local_index(); \

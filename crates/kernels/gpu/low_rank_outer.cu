@@ -4,8 +4,8 @@
 
 // Tokens of a block of a sum over tokens, at most.
 #define TOKEN_BLOCK 128
-// Ranks and columns of a group that sums up blocks, of which a thread has EACH neighbours; columns
-// of a group that adds up these sums.
+// A group sums RANKS ranks by COLUMNS columns of a block; a thread has EACH adjacent columns, a
+// pair. A group that adds up these sums has SUM_COLUMNS.
 #define RANKS 8
 #define THREADS 128
 #define EACH 2
@@ -41,16 +41,15 @@ struct alignas(64) Outer {
     const __grid_constant__ Outer o0, const __grid_constant__ Outer o1, const __grid_constant__ Outer o2, \
         const __grid_constant__ Outer o3, const __grid_constant__ Outer o4, const __grid_constant__ Outer o5, uint count
 
-// The EACH numbers of a token from `column` on; zeros beyond the end. PAIRS: rows begin at
-// multiples of EACH numbers.
-template <bool PAIRS>
+// A pair of numbers of a token from `column` on; zero beyond the end. WHOLE_PAIRS: rows are.
+template <bool WHOLE_PAIRS>
 FUNCTION float2 load_pair(const float *row, uint column, uint width) {
-    if (PAIRS) return __ldg((const float2 *)(row + column));
+    if (WHOLE_PAIRS) return __ldg((const float2 *)(row + column));
     return make_float2(__ldg(row + column), column + 1u < width ? __ldg(row + column + 1u) : 0.0f);
 }
 
 // The products of AHEAD tokens from `t` on, or of as many as there are.
-template <bool WHOLE, bool PAIRS>
+template <bool WHOLE, bool WHOLE_PAIRS>
 FUNCTION void add_tokens(
     float (&sums)[EACH][RANKS], const float *from, const float *scaled, uint t, uint tokens, uint column, uint width
 ) {
@@ -58,7 +57,7 @@ FUNCTION void add_tokens(
 #pragma unroll
     for (uint i = 0u; i < AHEAD; i++) {
         values[i] = make_float2(0.0f, 0.0f);
-        if (WHOLE || t + i < tokens) values[i] = load_pair<PAIRS>(from + (ulong)(t + i) * width, column, width);
+        if (WHOLE || t + i < tokens) values[i] = load_pair<WHOLE_PAIRS>(from + (ulong)(t + i) * width, column, width);
     }
 #pragma unroll
     for (uint i = 0u; i < AHEAD; i++) {
@@ -73,13 +72,13 @@ FUNCTION void add_tokens(
     }
 }
 
-template <bool PAIRS>
+template <bool WHOLE_PAIRS>
 FUNCTION void add_block(
     float (&sums)[EACH][RANKS], const float *from, const float *scaled, uint tokens, uint column, uint width
 ) {
     uint t = 0u;
-    for (; t + AHEAD <= tokens; t += AHEAD) add_tokens<true, PAIRS>(sums, from, scaled, t, tokens, column, width);
-    if (t < tokens) add_tokens<false, PAIRS>(sums, from, scaled, t, tokens, column, width);
+    for (; t + AHEAD <= tokens; t += AHEAD) add_tokens<true, WHOLE_PAIRS>(sums, from, scaled, t, tokens, column, width);
+    if (t < tokens) add_tokens<false, WHOLE_PAIRS>(sums, from, scaled, t, tokens, column, width);
 }
 
 // Sums of single blocks: COLUMNS columns and RANKS ranks of one block per group. `blocks` holds

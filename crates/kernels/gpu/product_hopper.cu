@@ -490,7 +490,7 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
                 if (bias) stage_columns(staged + STAGED_BIAS, bias, n, tile.column);
                 if (low.rank > 0) stage_ranks(staged, low, 0, m, n, tile.row, tile.column);
                 if (ONTO) load_tile(acc, out, row, column);
-                next = walk.tile(p + step, rank);
+                next = walk.tile(p + step < walk.count() ? p + step : p, rank);
             }
             u32 previous = ring.empty();
             ring.advance();

@@ -98,14 +98,6 @@ pub fn is_partial(name: &str) -> bool {
     middle.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
 }
 
-/// The process that made a temporary file, by the file's name.
-pub fn partial_of(name: &str) -> Option<u32> {
-    let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
-    let (process, number) = middle.split_once('-')?;
-    number.parse::<u64>().ok()?;
-    process.parse().ok()
-}
-
 /// Removes files left by crashed runs. Only for a folder whose lock is held.
 pub fn remove_partials(folder: &Path) -> Result<(), FileError> {
     let failed = |error| FileError::from_io("clean", folder, error);

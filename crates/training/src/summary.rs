@@ -118,9 +118,9 @@ fn verdict(train: &[(Measured, f64)], vocabulary: usize) -> Verdict {
     let end = &train[train.len() - train.len().div_ceil(10)..];
     let mean = end.iter().map(|(measured, _)| measured.loss).sum::<f64>() / end.len() as f64;
     // A loss that fell did not explode, however large it still is: a short trial may begin far
-    // above guessing.
+    // above guessing. A single line does not say whether it fell.
     let is_worse = mean > first.loss + EXPLODED;
-    let is_lost = mean >= first.loss && mean > even_loss(vocabulary) + EXPLODED;
+    let is_lost = train.len() > 1 && mean >= first.loss && mean > even_loss(vocabulary) + EXPLODED;
     if is_worse || is_lost { Verdict::Exploded } else { Verdict::Ok }
 }
 

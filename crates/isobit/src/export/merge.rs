@@ -122,7 +122,8 @@ fn print(arguments: &Arguments, opened: &crate::model::Opened, written: &Written
         };
         writeln!(out, "{}: {} files, {}{lost}", arguments.output.display(), files.len(), size(bytes))?;
         if !arguments.quiet {
-            tell(&format!("next: isobit chat --model {}", crate::ending::quoted(&arguments.output)));
+            let output = crate::ending::quoted(&arguments.output);
+            tell(&format!("next: isobit generate --model {output} --prompt \"...\""));
         }
     }
     out.flush()

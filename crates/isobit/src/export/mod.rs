@@ -64,7 +64,7 @@ fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, Path
         return Ok((adapter, base.clone()));
     }
     let message = match named.into_iter().flatten().next_back() {
-        Some(base) => format!("{} names the base {}, which is not a folder here", adapter.display(), base.display()),
+        Some(base) => format!("{} names the base `{}`, which is not a folder here", adapter.display(), base.display()),
         None => format!("{} does not say which base it belongs to", adapter.display()),
     };
     Err(Failure::usage(message, "give the base model's folder with `--base FOLDER`"))

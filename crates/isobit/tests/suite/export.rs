@@ -251,7 +251,7 @@ fn the_base_of_a_run_is_where_it_was() {
     let model = folder.run(&["export", "merge", "model", "-o", "c"]);
     model.says(2, &["holds the weights of a model", "hint: only an adapter is merged"]);
     std::fs::rename(folder.path("models"), folder.path("moved")).expect("renamed");
-    folder.run(&["export", "merge", "run", "-o", "c"]).says(2, &["the base small, which is not a folder here"]);
+    folder.run(&["export", "merge", "run", "-o", "c"]).says(2, &["the base `small`, which is not a folder here"]);
 }
 
 /// A manifest lists all files of its folder: one more would be a finding of `verify`.

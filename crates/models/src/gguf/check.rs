@@ -238,10 +238,16 @@ pub(super) fn leading_dense(config: &Config) -> Result<(usize, Option<usize>, &E
 /// Routers without keys for what they do. `scale` is what the outputs of all branches are
 /// multiplied with.
 pub(super) fn router(routing: Routing, experts: &ExpertsConfig, scale: f32) -> Result<(), ModelError> {
-    if !experts.renormalise || experts.scoring != Scoring::Softmax || experts.scale != scale {
+    if !experts.renormalise {
         let what =
             "llama.cpp always renormalises the chosen experts' weights (`norm_topk_prob` true), this model does not";
         return Err(refused(what));
+    }
+    if experts.scoring != Scoring::Softmax {
+        return Err(refused("llama.cpp scores the experts of this family by softmax, this model does not"));
+    }
+    if experts.scale != scale {
+        return Err(refused("llama.cpp has no factor on the experts' weights in this family, this model has one"));
     }
     let has_biases = routing == Routing::Clamped;
     let clamp = has_biases.then_some(CLAMP);

@@ -214,7 +214,7 @@ impl GgufModel {
         if !yarn.truncate {
             self.notes.push(
                 "llama.cpp always widens the ramp of a yarn rotation to whole indices (`truncate` true), this model does \
-                 not: llama.cpp rotates by slightly other frequencies, and its probabilities differ in the third digit"
+                 not: llama.cpp rotates by slightly different frequencies, so its probabilities differ slightly"
                     .to_string(),
             );
         }

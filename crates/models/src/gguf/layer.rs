@@ -21,7 +21,7 @@ impl GgufModel {
             AttentionKind::Latent(latent) => {
                 self.latent_projections(config, latent, [&format!("{here}.{}", latent.names.module), &there]);
             }
-            AttentionKind::Delta(_) => {}
+            AttentionKind::Delta(_) => unreachable!("refused before the layers are written"),
         }
         for (name, gguf) in [
             (of.names.attention_output_norm, "post_attention_norm"),

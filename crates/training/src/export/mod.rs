@@ -18,7 +18,7 @@ use crate::signal;
 use isobit_kernels::Backend;
 use isobit_models::{Merged, Weights};
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use isobit_proof::atomic::{partial_of, sync_folder};
+use isobit_proof::atomic::sync_folder;
 use isobit_proof::safetensors::Dtype;
 use isobit_proof::{FileError, Manifest, disk};
 use std::path::{Path, PathBuf};
@@ -189,17 +189,6 @@ fn remove_abandoned(parent: &Path, name: &str) {
     }
 }
 
-/// Removes files of a folder that killed exports left behind.
-fn remove_abandoned_files(folder: &Path) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let process = entry.file_name().to_str().and_then(partial_of);
-        if process.is_some_and(|process| !is_running(process)) {
-            let _ = disk::remove_file(&entry.path());
-        }
-    }
-}
-
 /// Whether a process exists; true where that is not known.
 #[cfg(unix)]
 fn is_running(process: u32) -> bool {
@@ -247,12 +236,6 @@ mod tests {
         }
         std::fs::write(folder.path().join(&gone).join("model.safetensors"), "half").expect("written");
         remove_abandoned(folder.path(), "merged");
-        let files = [format!(".isobit-{dead}-0.partial"), format!(".isobit-{alive}-0.partial"), "a.gguf".to_string()];
-        for name in &files {
-            std::fs::write(folder.path().join(name), "half").expect("written");
-        }
-        remove_abandoned_files(folder.path());
-        assert_eq!(files.map(|name| folder.path().join(name).exists()), [false, true, true]);
         assert!(!folder.path().join(&gone).exists());
         assert!(others.iter().all(|name| folder.path().join(name).exists()));
     }

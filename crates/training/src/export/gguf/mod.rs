@@ -9,7 +9,7 @@ mod vocabulary;
 
 pub use numbers::GgmlType;
 
-use super::{check_signal, check_target, remove_abandoned_files};
+use super::{check_signal, check_target};
 use crate::prepare::RunError;
 use container::{ALIGNMENT, Listed};
 use isobit_kernels::Backend;
@@ -93,7 +93,15 @@ pub fn model<B: Backend>(
         }
         values(backend, weights, merged, tensor, &mut |values| numbers.put(values))
     })?;
-    Ok(UnpublishedFile { written: WrittenFile { notes: model.notes, ..file.written }, ..file })
+    let mut notes = model.notes;
+    if !merged.changed().is_empty() && kind != GgmlType::F32 {
+        notes.push(format!(
+            "{} rounds the merged weights, and little of a small adapter may be left: evaluate the result, or write \
+             `--type f32`; `isobit export merge` says how much bfloat16 leaves",
+            kind.name()
+        ));
+    }
+    Ok(UnpublishedFile { written: WrittenFile { notes, ..file.written }, ..file })
 }
 
 /// Writes the adapter alone.
@@ -325,7 +333,6 @@ fn write(
     if let Some(parent) = target.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         disk::create_folders(parent).map_err(|error| FileError::from_io("write", parent, error))?;
     }
-    remove_abandoned_files(target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")));
     let mut file = AtomicFile::create(target)?;
     file.write(&container::head(keys, tensors))?;
     for (at, tensor) in tensors.iter().enumerate() {
