@@ -195,6 +195,14 @@ impl How {
         overrides.extend(self.device.iter().map(|device| format!("device={device}")));
         overrides.extend(self.threads.iter().map(|threads| format!("threads={threads}")));
         if let Some((rows, count)) = self.split {
+            let recorded = config::read(&folder.join(RESOLVED), &[]).map_err(RunError::Config)?.run.rows_per_update();
+            if u64::from(rows) * u64::from(count) != recorded {
+                let message = format!(
+                    "`--split {rows}x{count}` is {} rows, an update of the run has {recorded}",
+                    u64::from(rows) * u64::from(count)
+                );
+                return Err(Failure::usage(message, "give rows times count with that product"));
+            }
             overrides.push(format!("training.micro_batch_size={rows}"));
             overrides.push(format!("training.gradient_accumulation_steps={count}"));
         }

@@ -56,16 +56,25 @@ impl AtomicFile {
     }
 
     /// Makes the file appear under its name. Once this returns, it survives a power cut.
-    pub fn commit(mut self) -> Result<(), FileError> {
+    pub fn commit(self) -> Result<(), FileError> {
+        self.commit_by(disk::rename)
+    }
+
+    /// The same, unless there is a file of that name.
+    pub fn commit_new(self) -> Result<(), FileError> {
+        self.commit_by(disk::rename_new)
+    }
+
+    fn commit_by(mut self, rename: fn(&Path, &Path) -> io::Result<()>) -> Result<(), FileError> {
         let writer = self.writer.take().expect("a committed file is consumed");
-        let result = self.finish(writer);
+        let result = self.finish(writer, rename);
         if result.is_err() {
             remove_best_effort(&self.partial);
         }
         result.map_err(|error| FileError::from_io("write", &self.path, error))
     }
 
-    fn finish(&self, mut writer: BufWriter<File>) -> io::Result<()> {
+    fn finish(&self, mut writer: BufWriter<File>, rename: fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
         if let Err(error) = writer.flush() {
             // Disassembled, so that dropping it does not write again.
             drop(writer.into_parts());
@@ -73,7 +82,7 @@ impl AtomicFile {
         }
         writer.get_ref().sync_all()?;
         drop(writer);
-        disk::rename(&self.partial, &self.path)?;
+        rename(&self.partial, &self.path)?;
         disk::sync_folder(&self.folder)
     }
 }
@@ -208,6 +217,23 @@ mod tests {
         let error = write_atomically(&target.join("a"), b"x").expect_err("refused");
         assert_eq!(error.exit_code(), 7, "{error}");
         assert!(folder.path().is_dir());
+    }
+
+    #[test]
+    fn a_name_that_was_taken_in_the_meantime_is_left_alone() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("a");
+        let mut file = AtomicFile::create(&path).expect("created");
+        file.write(b"ours").expect("written");
+        fs::write(&path, b"theirs").expect("written");
+        assert!(file.commit_new().is_err());
+        assert_eq!(fs::read(&path).expect("read"), b"theirs");
+        assert_eq!(names(folder.path()), ["a"]);
+        fs::remove_file(&path).expect("removed");
+        let mut file = AtomicFile::create(&path).expect("created");
+        file.write(b"ours").expect("written");
+        file.commit_new().expect("a free name");
+        assert_eq!((fs::read(&path).expect("read"), names(folder.path())), (b"ours".to_vec(), vec!["a".to_string()]));
     }
 
     #[test]

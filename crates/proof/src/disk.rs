@@ -138,6 +138,18 @@ pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::rename(from, to)
 }
 
+/// Renames a file unless the new name is taken, also by somebody who takes it at this moment.
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    tell(&Change::Rename { from, to })?;
+    match std::fs::hard_link(from, to) {
+        Ok(()) => std::fs::remove_file(from),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
+        // A file system without links: all that is left is to look first.
+        Err(_) if to.symlink_metadata().is_ok() => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(_) => std::fs::rename(from, to),
+    }
+}
+
 pub fn remove_file(path: &Path) -> io::Result<()> {
     if path.symlink_metadata().is_ok() {
         tell(&Change::RemoveFile(path))?;

@@ -3,7 +3,7 @@
 
 use crate::checkpoint::ADAPTER_CONFIG;
 use crate::prepare::RunError;
-use isobit_proof::Manifest;
+use isobit_proof::{Manifest, chain};
 use std::path::{Path, PathBuf};
 
 /// Refuses a new file or folder in a complete folder, at any depth.
@@ -19,6 +19,17 @@ pub fn check_target(target: &Path) -> Result<(), RunError> {
                 Manifest::NAME
             );
             Err(RunError::Refused { what, hint: "choose a name outside of that folder" })
+        }
+    }
+}
+
+/// Refuses a new file or folder in the folder of a run, where `verify` would find it.
+pub fn check_beside_run(target: &Path) -> Result<(), RunError> {
+    match parent(target).ancestors().find(|folder| folder.join(chain::NAME).symlink_metadata().is_ok()) {
+        None => Ok(()),
+        Some(folder) => {
+            let what = format!("{} would be written into the run {}", target.display(), folder.display());
+            Err(RunError::Refused { what, hint: "choose a name outside of that folder: `verify` knows its files" })
         }
     }
 }

@@ -10,14 +10,31 @@ use isobit_numerics::rope::{RopeScaling, Yarn};
 const SOFTMAX: u32 = 1;
 const SIGMOID: u32 = 2;
 
+/// A size that the file cannot hold: refused by `check_keys`.
+const UNWRITABLE: u32 = u32::MAX;
+
 impl GgufModel {
+    /// Refuses numbers of a config that a key cannot hold.
+    pub(super) fn check_keys(&self) -> Result<(), ModelError> {
+        let is_unwritable = |value: &GgufValue| match value {
+            GgufValue::U32(value) => *value == UNWRITABLE,
+            GgufValue::F32(value) => !value.is_finite(),
+            _ => false,
+        };
+        match self.keys.iter().find(|(_, value)| is_unwritable(value)) {
+            None => Ok(()),
+            Some((name, _)) => {
+                Err(refused(format!("its config has a number that `{name}` of a GGUF file cannot hold")))
+            }
+        }
+    }
+
     fn key(&mut self, name: &str, value: GgufValue) {
         self.keys.push((format!("{}.{name}", self.architecture), value));
     }
 
     fn size(&mut self, name: &str, value: usize) {
-        // BOUND: sizes of a config are below 2³².
-        self.key(name, GgufValue::U32(value as u32));
+        self.key(name, GgufValue::U32(u32::try_from(value).unwrap_or(UNWRITABLE)));
     }
 
     fn number(&mut self, name: &str, value: f32) {

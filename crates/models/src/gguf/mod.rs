@@ -100,6 +100,7 @@ impl GgufModel {
             // Its graph has a plain product there.
             model.set_adapted(!matches!(attention, Attention::Latent(_)));
         }
+        model.check_keys()?;
         Ok(model)
     }
 

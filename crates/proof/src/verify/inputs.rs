@@ -32,7 +32,9 @@ pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Resu
             }
             Some((first, rest)) => {
                 let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-                let what = format!("{first} differs from what the run was trained on{more}; the receipt has {tensors} tensors");
+                let what = format!(
+                    "{first} differs from what the run was trained on{more}; the receipt has {tensors} tensors"
+                );
                 report.add_finding(&path, what);
             }
         }

@@ -126,6 +126,7 @@ fn finite(name: &str, values: &[f32]) -> Result<(), RunError> {
 /// is complete.
 pub fn check_target(target: &Path) -> Result<(), RunError> {
     sealed::check_target(target)?;
+    sealed::check_beside_run(target)?;
     if target.file_name().is_none() {
         let what = format!("{} is not a name for a new file or folder", target.display());
         return Err(RunError::Refused { what, hint: "choose another name with `-o`" });
@@ -153,12 +154,17 @@ impl Partial {
             _ => PathBuf::from("."),
         };
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let path = parent.join(format!(".{name}.{}.partial", std::process::id()));
-        let failed = |error| FileError::from_io("write", &path, error);
-        disk::create_folders(&parent).map_err(failed)?;
-        remove_abandoned(&parent, &name);
-        disk::create_folder(&path).map_err(failed)?;
-        Ok(Self { path, parent, done: false })
+        disk::create_folders(&parent).map_err(|error| FileError::from_io("write", &parent, error))?;
+        // Names that are taken were left by killed exports, or belong to other machines.
+        for number in 0_u32.. {
+            let path = parent.join(format!(".{name}.{}-{number}.partial", std::process::id()));
+            match disk::create_folder(&path) {
+                Ok(()) => return Ok(Self { path, parent, done: false }),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => (),
+                Err(error) => return Err(FileError::from_io("write", &path, error).into()),
+            }
+        }
+        unreachable!("a folder has fewer entries than numbers")
     }
 
     fn publish(mut self, target: &Path) -> Result<(), RunError> {
@@ -171,37 +177,6 @@ impl Partial {
         self.done = true;
         Ok(sync_folder(&self.parent)?)
     }
-}
-
-/// Removes what killed exports to the same name left behind: those whose process is gone. What
-/// cannot be read or removed stays.
-fn remove_abandoned(parent: &Path, name: &str) {
-    let Ok(entries) = std::fs::read_dir(parent) else { return };
-    for entry in entries.flatten() {
-        let found = entry.file_name();
-        let process = found.to_str().and_then(|found| {
-            let rest = found.strip_prefix('.')?.strip_prefix(name)?.strip_prefix('.')?;
-            rest.strip_suffix(".partial")?.parse::<u32>().ok()
-        });
-        if process.is_some_and(|process| !is_running(process)) {
-            let _ = disk::remove_folder(&entry.path());
-        }
-    }
-}
-
-/// Whether a process exists; true where that is not known.
-#[cfg(unix)]
-fn is_running(process: u32) -> bool {
-    let Ok(process) = libc::pid_t::try_from(process) else { return false };
-    // SAFETY: signal 0 is sent to nobody: the call only asks whether the process exists.
-    process > 0
-        && (unsafe { libc::kill(process, 0) } == 0
-            || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH))
-}
-
-#[cfg(not(unix))]
-fn is_running(_process: u32) -> bool {
-    true
 }
 
 impl Drop for Partial {
@@ -217,26 +192,15 @@ impl Drop for Partial {
 mod tests {
     use super::*;
 
+    /// What a killed export left under the name of this process is in nobody's way, and stays.
     #[test]
-    fn only_what_dead_processes_left_is_removed() {
+    fn leftovers_of_other_exports_stay() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut dead = std::process::Command::new("true").spawn().expect("a process");
-        dead.wait().expect("ended");
-        let (dead, alive) = (dead.id(), std::process::id());
-        let gone = format!(".merged.{dead}.partial");
-        let others = [
-            format!(".merged.{alive}.partial"),
-            format!(".other.{dead}.partial"),
-            format!("merged.{dead}.partial"),
-            ".merged.x.partial".to_string(),
-            format!(".merged.{dead}"),
-        ];
-        for name in others.iter().chain([&gone]) {
-            std::fs::create_dir(folder.path().join(name)).expect("a folder");
-        }
-        std::fs::write(folder.path().join(&gone).join("model.safetensors"), "half").expect("written");
-        remove_abandoned(folder.path(), "merged");
-        assert!(!folder.path().join(&gone).exists());
-        assert!(others.iter().all(|name| folder.path().join(name).exists()));
+        let left = folder.path().join(format!(".merged.{}-0.partial", std::process::id()));
+        std::fs::create_dir(&left).expect("a folder");
+        let partial = Partial::create(&folder.path().join("merged")).expect("another name");
+        assert_ne!(partial.path, left);
+        drop(partial);
+        assert!(left.exists());
     }
 }

@@ -47,7 +47,11 @@ impl UnpublishedFile {
     pub fn publish(self) -> Result<WrittenFile, RunError> {
         check_signal()?;
         check_target(&self.target)?;
-        self.file.commit()?;
+        if let Err(error) = self.file.commit_new() {
+            // Taken in the meantime.
+            check_target(&self.target)?;
+            return Err(error.into());
+        }
         Ok(self.written)
     }
 }

@@ -12,6 +12,7 @@ use isobit_models::GgufValue;
 use isobit_proof::name::{harmless, quoted};
 use isobit_proof::{FileError, regular};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// BOUND: bytes of `tokenizer.json`.
@@ -183,6 +184,13 @@ impl Files {
             let place = id
                 .and_then(|id| tokens.get_mut(usize::try_from(id).ok()?))
                 .ok_or_else(|| self.malformed(format!("token {} is not one of the model's {rows}", quoted(text))))?;
+            if kind == NORMAL && place.1 == NORMAL {
+                return Err(self.malformed(format!(
+                    "tokens {} and {} have one number",
+                    quoted(&place.0),
+                    quoted(text)
+                )));
+            }
             *place = (text.to_string(), kind);
             Ok(())
         };
@@ -193,7 +201,25 @@ impl Files {
             let text = added["content"].as_str().ok_or_else(|| self.malformed("an added token has no `content`"))?;
             set(added["id"].as_u64(), text, if added["special"] == true { CONTROL } else { USER_DEFINED })?;
         }
+        self.make_distinct(&mut tokens)?;
         Ok(tokens)
+    }
+
+    /// llama.cpp stops at two tokens with the same text: unused ones get another name, others are
+    /// refused.
+    fn make_distinct(&self, tokens: &mut [(String, i32)]) -> Result<(), RunError> {
+        let mut known = BTreeSet::new();
+        for (text, _) in tokens.iter().filter(|(_, kind)| *kind != UNUSED) {
+            if !known.insert(text.clone()) {
+                return Err(self.malformed(format!("two tokens have the text {}", quoted(text))));
+            }
+        }
+        for (text, _) in tokens.iter_mut().filter(|(_, kind)| *kind == UNUSED) {
+            while !known.insert(text.clone()) {
+                text.push('_');
+            }
+        }
+        Ok(())
     }
 
     /// The pairs that are joined, in order.
@@ -246,6 +272,19 @@ mod tests {
 
     fn files(tokenizer: Value, settings: Value) -> Files {
         Files { path: PathBuf::from("tokenizer.json"), tokenizer, settings, config: json!({"eos_token_id": [1, 2]}) }
+    }
+
+    #[test]
+    fn tokens_have_texts_of_their_own() {
+        let of = |vocabulary: Value, added: Value| {
+            let model = json!({"type": "BPE", "vocab": vocabulary});
+            files(json!({"model": model, "added_tokens": added}), json!({})).tokens(4)
+        };
+        let texts = |tokens: Vec<(String, i32)>| tokens.into_iter().map(|(text, _)| text).collect::<Vec<_>>();
+        let tokens = of(json!({"a": 0, "[PAD2]": 1}), json!([{"id": 3, "content": "<s>", "special": true}]));
+        assert_eq!(texts(tokens.expect("tokens")), ["a", "[PAD2]", "[PAD2]_", "<s>"]);
+        assert!(of(json!({"a": 0, "b": 0}), json!([])).is_err());
+        assert!(of(json!({"a": 0}), json!([{"id": 1, "content": "a"}])).is_err());
     }
 
     #[test]
