@@ -96,7 +96,7 @@ def main():
         bound += 2 * d
         near = max(abs(step["logprob"] - with_table[at, token].item()) for step, (at, token) in zip(theirs["steps"], places))
         print(f"its table of GELU moves log p by {d:.2e}; beside the model with that table llama.cpp is off by {near:.2e}")
-        assert near < d + 8 * e
+        assert near < d
     equal = [a == b for a, b in zip(ours["text_tokens"], [step["token"] for step in theirs["steps"]])]
     if not all(equal):
         first = equal.index(False)

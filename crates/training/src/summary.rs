@@ -178,6 +178,8 @@ mod tests {
         // Exploded before the first line was written: 1000 equally likely tokens give a loss of
         // 6.9.
         assert_eq!(verdict(&[(20.0, 1.0), (20.0, 1.0)]), Verdict::Exploded);
+        // One line does not say whether the loss fell.
+        assert_eq!(verdict(&[(20.0, 1.0)]), Verdict::Ok);
         assert_eq!(verdict(&[(20.0, 1.0), (19.9, 1.0)]), Verdict::Ok, "it falls");
         assert_eq!(verdict(&[(13.4, 1.0), (9.4, 1.0)]), Verdict::Ok, "a short trial of a base above guessing");
         let mut long = vec![(3.0, 1.0); 20];

@@ -1,7 +1,7 @@
 //! Forged runs, file by file: names, pointers, manifests and numbers that a forger adds, hides or
 //! bends, with every hash, manifest and receipt made to fit again (`forgery.rs` has the tools).
 
-use crate::forgery::{ground, refit, remanifest, restore, says};
+use crate::forgery::{change_table, flip_table, ground, refit, remanifest, restore, says};
 use crate::model_folder::{Folder, names};
 use isobit_proof::chain::{Chain, ChainFile};
 use isobit_proof::hash::{Hash, Manifest};
@@ -358,16 +358,21 @@ fn a_whole_model_is_compared_with_its_base() {
     let part = "final/tokenizer_config.json: it is not that of the base";
     escaped.unless(&folder, "another template", |_| (), &[part]);
     says(&folder, &["verify", "run", "--model", "model"], 0, "verified");
-    let path = folder.path("run/final/model.safetensors");
-    let mut bytes = std::fs::read(&path).expect("read");
-    let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight")) as usize;
-    let entries: Value = serde_json::from_slice(&bytes[8..8 + header]).expect("JSON");
-    let at = entries["model.embed_tokens.weight"]["data_offsets"][0].as_u64().expect("a number") as usize;
-    bytes[8 + header + at] ^= 0x40;
-    std::fs::write(&path, bytes).expect("written");
+    flip_table(&folder);
     refit(&folder, |_| ());
     let part = "final: `model.embed_tokens.weight` is not that of the base, and was not trained";
     escaped.unless_said(&folder, &["verify", "run", "--model", "model"], "a frozen tensor", &[part]);
+    restore(&folder);
+    change_table(&folder, |table, header, bytes| {
+        let shape = |rows: &Value, width: &Value| format!("\"shape\":[{rows},{width}]").into_bytes();
+        let (from, to) = (&table["shape"][0], &table["shape"][1]);
+        let (old, new) = (shape(from, to), shape(to, from));
+        assert_ne!(old, new, "a table that is not square");
+        let at = bytes[..8 + header].windows(old.len()).position(|part| part == old).expect("its shape");
+        bytes[at..at + new.len()].copy_from_slice(&new);
+    });
+    refit(&folder, |_| ());
+    escaped.unless_said(&folder, &["verify", "run", "--model", "model"], "a frozen tensor of another shape", &[part]);
     restore(&folder);
     // A trained tensor less.
     let file = SafeTensors::open(&folder.path("run/final/model.safetensors")).expect("tensors");
