@@ -3,7 +3,6 @@
 
 #define TEAMS (GROUP / LANES)
 #define PER_LANE (CHUNK / LANES)
-#define IGNORED (-100)
 #define NOWHERE 0xffffffffu
 #define NEGATIVE_INFINITY as_f32(0xff800000u)
 
@@ -17,9 +16,9 @@ KERNEL(GROUP) head_blocks(
     LOCAL uint indices[GROUP];
     uint lane = local_index() % LANES;
     uint stripe_blocks = (columns + (CHUNK - 1u)) / CHUNK;
-    ulong pair = (ulong)group_index() * TEAMS + local_index() / LANES;
-    uint token = (uint)div_u64(pair, stripe_blocks);
-    uint block = (uint)mod_u64(pair, stripe_blocks);
+    uint pair = group_index() * TEAMS + local_index() / LANES;
+    uint token = div_u32(pair, stripe_blocks);
+    uint block = pair - token * stripe_blocks;
     int exists = token < tokens;
     uint start = block * CHUNK;
     uint length = !exists ? 0u : columns - start < CHUNK ? columns - start : CHUNK;
@@ -34,12 +33,11 @@ KERNEL(GROUP) head_blocks(
     m = team_max(scratch, m);
     float sum = 0.0f;
     uint first = NOWHERE;
+    // Beyond the end, exp(-inf - m) adds +0, or a NaN where the block's own numbers do.
     for (uint i = 0u; i < PER_LANE; i++) {
         uint v = i * LANES + lane;
-        if (v < length) {
-            sum = sum + isobit_exp(values[i] - m);
-            first = first == NOWHERE && values[i] == m ? first_column + start + v : first;
-        }
+        sum = sum + isobit_exp(values[i] - m);
+        first = first == NOWHERE && v < length && values[i] == m ? first_column + start + v : first;
     }
     sum = team_sum(scratch, sum);
     first = team_min(indices, first);
@@ -108,9 +106,8 @@ KERNEL(GROUP) head_gradient(
     if (column < columns) {
         ulong at = (ulong)token * columns + column;
         int label = labels[base + token];
-        float target = label >= 0 && (uint)label == first_column + column ? 1.0f : 0.0f;
-        float dz = (isobit_exp(z[at] - lse[base + token]) - target) * weight[base + token];
-        dz = cap > 0.0f ? dz * soft_cap_slope(z[at], cap_inverse) : dz;
+        int is_label = (uint)label == first_column + column;
+        float dz = logit_gradient(z[at], lse[base + token], is_label, weight[base + token], cap, cap_inverse);
         z[at] = label == IGNORED ? 0.0f : dz;
     }
 }

@@ -1,73 +1,35 @@
 // Rows cut into slices (docs/numerics.md, "Slices"), four numbers to a load: slice_rows,
 // slice_folded with one weight, and slice_weight of slices.cl where widths are multiples of four.
 
-#define WARPS (GROUP / 32)
-// Loads of a lane for one chunk.
-#define LOADS (CHUNK / 128)
 // Loads of a work item of slice_weight_4 whose numbers stay in registers.
 #define KEPT 9
-
-FUNCTION uint max_of_4(uint max_bits, float4 v) {
-    const uint xy = max(magnitude_bits(v.x), magnitude_bits(v.y));
-    return max(max_bits, max(xy, max(magnitude_bits(v.z), magnitude_bits(v.w))));
-}
-
-// One word of every plane.
-FUNCTION void store_4(int *__restrict__ planes, ulong plane, ulong at, float4 v, float multiplier) {
-    const uint q[4] = {integer(v.x, multiplier), integer(v.y, multiplier), integer(v.z, multiplier),
-                       integer(v.w, multiplier)};
-    #pragma unroll
-    for (int s = 0; s < SLICES; s++) {
-        planes[s * plane + at] = packed_slices(q, s);
-    }
-}
 
 // A warp per (row, chunk). `factors`, one per column, may be null; a row of x has `stride` numbers.
 extern "C" __global__ void __launch_bounds__(GROUP) slice_rows_4(
     int *__restrict__ planes, float *__restrict__ scales, const float *__restrict__ x, const float *__restrict__ factors,
     uint rows, uint plane_rows, uint width, ulong stride
 ) {
-    const uint lane = threadIdx.x % 32u, chunks = (width + (CHUNK - 1u)) / CHUNK, words = row_words(width);
-    const ulong task = (ulong)group_index() * WARPS + threadIdx.x / 32u;
-    const uint row = (uint)(task / chunks), chunk = (uint)(task % chunks);
-    if (row >= rows) {
+    const RowChunk at = row_chunk(width);
+    if (at.row >= rows) {
         return;
     }
-    const float *from = x + row * stride;
+    const float *from = x + at.row * stride;
     float4 values[LOADS];
     #pragma unroll
     for (uint i = 0u; i < LOADS; i++) {
-        const uint column = chunk * CHUNK + i * 128u + lane * 4u;
+        const uint column = load_column(at, i);
         values[i] = column < width ? __ldg((const float4 *)(from + column)) : make_float4(0.f, 0.f, 0.f, 0.f);
     }
     if (factors) {
         #pragma unroll
         for (uint i = 0u; i < LOADS; i++) {
-            const uint column = chunk * CHUNK + i * 128u + lane * 4u;
+            const uint column = load_column(at, i);
             if (column < width) {
-                const float4 f = __ldg((const float4 *)(factors + column));
-                values[i] = make_float4(__fmul_rn(values[i].x, f.x), __fmul_rn(values[i].y, f.y),
-                                        __fmul_rn(values[i].z, f.z), __fmul_rn(values[i].w, f.w));
+                values[i] = times_4(values[i], __ldg((const float4 *)(factors + column)));
             }
         }
     }
-    uint max_bits = 0u;
-    #pragma unroll
-    for (uint i = 0u; i < LOADS; i++) {
-        max_bits = max_of_4(max_bits, values[i]);
-    }
-    max_bits = __reduce_max_sync(0xffffffffu, max_bits);
-    const float multiplier = group_multiplier(max_bits);
-    #pragma unroll
-    for (uint i = 0u; i < LOADS; i++) {
-        const uint word = chunk * (CHUNK / 4u) + i * 32u + lane;
-        if (word < words) {
-            store_4(planes, (ulong)plane_rows * words, (ulong)row * words + word, values[i], multiplier);
-        }
-    }
-    if (lane == 0u) {
-        scales[(ulong)row * chunks + chunk] = group_scale(max_bits);
-    }
+    slice_values(planes, scales, at, plane_rows, values);
 }
 
 // Numbers 4 * i .. 4 * i + 3 of a stored weight.

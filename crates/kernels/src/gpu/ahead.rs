@@ -26,7 +26,7 @@ pub(super) fn programs(gpu: &Gpu, work: &Expected) -> Vec<(&'static Program, Bui
     // Weights are sliced as they are loaded.
     let mut all: Vec<(&'static Program, Build)> = vec![(&SLICES, sliced)];
     if slice_tiles::serves(gpu) {
-        all.extend([(&ROW_SLICES, sliced), (&SLICE_CONTRACT, sliced)]);
+        all.extend([(&ROW_SLICES, sliced), (&SLICE_CONTRACT, sliced), (&head_loss::HEAD_SLICES, sliced)]);
     }
     for &(key_width, value_width) in &work.head_widths {
         if work.profile == Profile::X2 && slice_tiles::serves(gpu) {

@@ -15,9 +15,10 @@ use super::product::{
     WeightStripe, Weights, forward_sliced, grad_input_sliced, slice_folded, stored_rows,
 };
 use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, grad_weight_sliced};
-use super::program::{Program, program};
+use super::program::{Program, files};
+use super::runtime::Language;
 use super::slice_tiles;
-use super::slices::{SlicedRows, plane_bytes};
+use super::slices::{self, SlicedRows, plane_bytes};
 use crate::Matrix;
 use crate::backend::{Checked, Device, Run};
 use crate::op::head_loss::VOCABULARY_BLOCK;
@@ -27,7 +28,14 @@ use isobit_numerics::lanes::LANES;
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
 
-pub(super) static HEAD_LOSS: Program = program!("head_loss");
+pub(super) static HEAD_LOSS: Program =
+    Program { name: "head_loss", text: files!("head_gradient.h", "head_loss.cl"), language: Language::Portable };
+/// The gradient of a frozen head's logits, sliced where it is computed.
+pub(super) static HEAD_SLICES: Program = Program {
+    name: "head_slices",
+    text: files!("quantise.cuh", "row_slices.cuh", "head_gradient.h", "head_slices.cu"),
+    language: Language::Cuda,
+};
 
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
 
@@ -168,6 +176,11 @@ impl<'a> Logits<'a> {
         self.sizes.stripes(self.head.rows())
     }
 
+    /// Limit of the soft cap and its inverse; kernels take a limit of zero for none.
+    fn cap_numbers(&self) -> (f32, f32) {
+        self.cap.map_or((0.0, 0.0), |SoftCap { limit, inverse }| (limit, inverse))
+    }
+
     /// Where the logits of a stripe are: `[token, vocabulary row of the stripe]`.
     fn place(&self, stripe: &Range<usize>) -> DevicePointer {
         self.places[if self.places.len() == 1 { 0 } else { stripe.start / self.sizes.stripe }]
@@ -220,7 +233,8 @@ impl Reduction {
         stripe: &Range<usize>,
     ) {
         let Self { maxima, sums, firsts, label_logits, blocks } = *self;
-        let pairs = tokens.len() * stripe.len().div_ceil(VOCABULARY_BLOCK);
+        // The kernel numbers them with 32 bits.
+        let pairs = dimension(tokens.len() * stripe.len().div_ceil(VOCABULARY_BLOCK)) as usize;
         let arguments = arguments![
             maxima,
             sums,
@@ -272,31 +286,75 @@ impl GradientScratch {
         tiles: &RowTiles,
         stripe: &Range<usize>,
     ) {
-        let (rows, place) = (&tiles.rows, logits.place(stripe));
-        let groups = stripe.len().div_ceil(GROUP);
-        // The kernel takes a limit of zero for none.
-        let SoftCap { limit, inverse } = logits.cap.unwrap_or(SoftCap { limit: 0.0, inverse: 0.0 });
-        let arguments = arguments![
-            place,
-            op.labels,
-            op.lse,
-            op.weight,
-            dimension(rows.start),
-            dimension(stripe.start),
-            dimension(stripe.len()),
-            dimension(groups),
-            limit,
-            inverse
-        ];
-        gpu.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
+        let rows = &tiles.rows;
         let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile: op.p.profile };
         let left = Left { planes: self.planes, scales: self.scales, shape, base: rows.start };
-        let dz = Arriving { place, stride: stripe.len(), column: 0 };
         let operands = SlicedOperands { left, right, tiles, weights: &(0..1) };
-        slice_folded(gpu, dz, &operands, None);
+        if op.dhead.is_none() && slices::in_fours(gpu, &[stripe.len(), right.first]) {
+            slice_gradient(gpu, op, logits, &operands, stripe);
+        } else {
+            store_gradient(gpu, op, logits, rows, stripe);
+            let dz = Arriving { place: logits.place(stripe), stride: stripe.len(), column: 0 };
+            slice_folded(gpu, dz, &operands, None);
+        }
         let (dh, fresh) = (DevicePointer::from(&*op.dh), stripe.start == 0);
         grad_input_sliced(gpu, dh, fresh, &operands, self.transposed, Epilogue::default());
     }
+}
+
+/// Logits of a stripe become their gradients, in place.
+fn store_gradient(
+    gpu: &Gpu,
+    op: &HeadLossBackward<GpuMemory>,
+    logits: &Logits,
+    rows: &Range<usize>,
+    stripe: &Range<usize>,
+) {
+    let groups = stripe.len().div_ceil(GROUP);
+    let (limit, inverse) = logits.cap_numbers();
+    let arguments = arguments![
+        logits.place(stripe),
+        op.labels,
+        op.lse,
+        op.weight,
+        dimension(rows.start),
+        dimension(stripe.start),
+        dimension(stripe.len()),
+        dimension(groups),
+        limit,
+        inverse
+    ];
+    gpu.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
+}
+
+/// The gradients of a stripe's logits as slices, without storing them.
+fn slice_gradient(
+    gpu: &Gpu,
+    op: &HeadLossBackward<GpuMemory>,
+    logits: &Logits,
+    operands: &SlicedOperands,
+    stripe: &Range<usize>,
+) {
+    let SlicedOperands { left, right, tiles, .. } = *operands;
+    let (rows, (limit, inverse)) = (&tiles.rows, logits.cap_numbers());
+    let arguments = arguments![
+        left.planes,
+        left.scales,
+        logits.place(stripe),
+        right.scales.at::<f32>(right.first),
+        op.labels,
+        op.lse,
+        op.weight,
+        dimension(rows.start),
+        dimension(rows.len()),
+        dimension(left.shape.rows),
+        dimension(stripe.start),
+        dimension(stripe.len()),
+        limit,
+        inverse
+    ];
+    let groups = slices::row_groups(rows.len(), stripe.len());
+    gpu.launch_sliced(&HEAD_SLICES, "head_gradient_slices", op.p.profile, groups, arguments);
 }
 
 /// `dh` of an ignored token is zero, whatever the head holds.

@@ -111,15 +111,16 @@ pub(super) fn slice_and_contract(
     assert_eq!((rows, width, stride), (p.tokens(), p.width, p.width), "whole rows of the contraction");
     let ranks: Vec<[u64; 3]> = parts.iter().flat_map(ranks).collect();
     let (first, further) = ranks.split_at(together(ranks.len(), p.layout));
-    let kernel = match (factors, first.len()) {
-        (Some(_), _) => "slice_contract_folded",
-        (None, 1) => "slice_contract_1",
-        (None, 2) => "slice_contract_2",
-        (None, _) => "slice_contract_3",
+    // With the kernel's TOKENS.
+    let (kernel, each) = match (factors, first.len()) {
+        (Some(_), _) => ("slice_contract_folded", 4),
+        (None, 1) => ("slice_contract_1", 2),
+        (None, 2) => ("slice_contract_2", 2),
+        (None, _) => ("slice_contract_3", 2),
     };
-    // TOKENS and SEGMENT of the kernel; two stages of it, four of the columns' factors, and the
-    // bytes of a chunk per warp.
-    let (each, segment) = (2, CHUNK / 2);
+    // SEGMENT of the kernel; two stages of it, four of the columns' factors, and the bytes of a
+    // chunk per warp.
+    let segment = CHUNK / 2;
     let folds = if factors.is_some() { 4 } else { 0 };
     let staged = (2 * first.len() * RANKS + folds) * segment * size_of::<f32>();
     let groups = Groups::of(rows.div_ceil(WARPS * each), WARPS * LANES);

@@ -172,14 +172,14 @@ pub(super) struct WeightStripe {
 #[derive(Clone, Copy)]
 pub(super) struct Right {
     planes: DevicePointer,
-    scales: DevicePointer,
+    pub(super) scales: DevicePointer,
     /// Rows per plane, and the stride between weights.
     plane_rows: usize,
     weight_rows: usize,
     /// Index of the first weight in the planes.
     first_weight: usize,
     /// The rows of each weight that take part, in plane coordinates.
-    first: usize,
+    pub(super) first: usize,
     rows: usize,
     width: usize,
     profile: Profile,

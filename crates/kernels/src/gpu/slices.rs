@@ -20,8 +20,11 @@ impl Run<SliceRows<'_, GpuMemory>> for Gpu {
 
 pub(super) static SLICES: Program = program!("slices");
 /// Those of its kernels that NVIDIA cards run with wide loads.
-pub(super) static ROW_SLICES: Program =
-    Program { name: "row_slices", text: files!("quantise.cuh", "row_slices.cu"), language: Language::Cuda };
+pub(super) static ROW_SLICES: Program = Program {
+    name: "row_slices",
+    text: files!("quantise.cuh", "row_slices.cuh", "row_slices.cu"),
+    language: Language::Cuda,
+};
 
 /// Rows are padded to a multiple of this many bytes, as bulk copies and packed loads require.
 pub(super) const PADDING: usize = 128;
@@ -162,8 +165,12 @@ pub(super) fn slice_rows_4(gpu: &Gpu, places: SlicePlaces, from: &FactoredRows, 
         dimension(width).into(),
         stride.into(),
     ];
-    let groups = Groups::each((rows * width.div_ceil(CHUNK)).div_ceil(WARPS));
-    gpu.launch_sliced(&ROW_SLICES, "slice_rows_4", profile, groups, &arguments);
+    gpu.launch_sliced(&ROW_SLICES, "slice_rows_4", profile, row_groups(rows, width), &arguments);
+}
+
+/// Groups of kernels in which a warp slices a chunk of a row (`gpu/row_slices.cuh`).
+pub(super) fn row_groups(rows: usize, width: usize) -> Groups {
+    Groups::each((rows * width.div_ceil(CHUNK)).div_ceil(WARPS))
 }
 
 /// Allocates a weight that is not sliced yet.
