@@ -148,14 +148,16 @@ pub(crate) fn source(program: &str, dialect: Dialect, without: &[&str]) -> Resul
     for header in HEADER_NAMES.iter().filter(|header| !without.contains(header)) {
         text.push_str(&read(format!("{FOLDER}/{header}"))?);
     }
-    // As in `attention.rs` and `product4.rs` of the host.
-    let files = match program {
-        "attention_mfma" => &["attention_mfma", "attention"][..],
-        "product4_mfma" => &["product_mfma", "product4_mfma"],
-        _ => &[program],
+    // As in `attention.rs`, `head_loss.rs` and `product4.rs` of the host.
+    let before = match program {
+        "attention_mfma" => Some("attention_mfma.cl"),
+        "head_loss" => Some("head_gradient.h"),
+        "product4_mfma" => Some("product_mfma.cl"),
+        _ => None,
     };
-    for file in files {
-        text.push_str(&read(format!("{FOLDER}/{file}.cl"))?);
+    let file = if program == "attention_mfma" { "attention" } else { program };
+    for file in before.map(str::to_string).into_iter().chain([format!("{file}.cl")]) {
+        text.push_str(&read(format!("{FOLDER}/{file}"))?);
     }
     Ok(text)
 }
