@@ -24,9 +24,10 @@ const PER_PARQUET_BYTE: u64 = 4;
 
 /// Address space of a computing thread: its stack, and what the system maps with it.
 const STACK: u64 = 3 << 20;
-/// Beside the stacks of the threads that read data: records and rows, and what the system maps when
-/// it starts a thread (of a process of 293 MiB, 22 MiB were missing).
-const READING: u64 = 34 << 20;
+/// What the system maps with a thread that reads data, beside its stack.
+const BESIDE_READER_STACK: u64 = 1 << 20;
+/// Beside these threads: the process, records and rows.
+const READING: u64 = 16 << 20;
 
 /// A CUDA context with the modules of a run, and tables that a plan does not count.
 const CUDA_CONTEXT: u64 = 552 << 20;
@@ -52,10 +53,11 @@ pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: 
 
 /// Address space of a run on the CPU beside the `needed` bytes of memory: `mapped` bytes of
 /// weights, and the stacks of `threads`. Before anything else is there, data are read by threads
-/// with large stacks; the larger of both counts.
+/// with stacks of their own; the larger of both counts.
 pub(crate) fn of_address_space(run: &Run, mapped: u64, threads: usize, needed: u64) -> u64 {
     let computing = (threads as u64).saturating_mul(STACK).saturating_add(mapped);
-    let reading = u64::from(run.data_workers).saturating_mul(READER_STACK_BYTES as u64).saturating_add(READING);
+    let reader = READER_STACK_BYTES as u64 + BESIDE_READER_STACK;
+    let reading = u64::from(run.data_workers).saturating_mul(reader).saturating_add(READING);
     computing.max(reading.saturating_sub(needed))
 }
 

@@ -10,16 +10,20 @@ use super::records::{self, Record};
 use super::report::{FileReport, LossTokens};
 use super::{DataConfig, csv, files, parquet};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{Scope, ScopedJoinHandle};
 
 /// Rows as JSON, each with its line or number.
 type TableRows = Vec<(usize, Vec<u8>)>;
 
 /// Rows a worker takes at a time. Does not affect the result.
 const CHUNK: usize = 128;
-/// Deeply nested template values are dropped recursively; the stack is large enough for anything
-/// the template's work limit can build.
-pub const STACK_BYTES: usize = 256 << 20;
+/// Templates, rows and values have limits on their nesting, so that a main thread, which has as
+/// much, can render them too (`generate`).
+pub const STACK_BYTES: usize = 8 << 20;
+/// What the standard library and the system map when a thread starts.
+const BESIDE_STACK_BYTES: usize = 1 << 20;
 
 /// Loads one file.
 pub(super) struct FileLoader<'a> {
@@ -39,6 +43,28 @@ struct FileFormat {
     format: RowFormat,
     first_line: usize,
     names: Option<FieldNames>,
+}
+
+/// Starts a thread that begins to `work` when `all_run` is free, and waits until it runs. A new
+/// thread maps its signal stack by itself, and the standard library aborts the process where that
+/// is refused; so the address space must be there before, and no other thread takes it meanwhile.
+fn start_reader<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    all_run: &'scope Mutex<()>,
+    work: &'scope (impl Fn() -> T + Sync),
+) -> std::io::Result<ScopedJoinHandle<'scope, T>> {
+    drop(memmap2::MmapMut::map_anon(STACK_BYTES + BESIDE_STACK_BYTES)?);
+    let (runs, running) = std::sync::mpsc::sync_channel(1);
+    let wait_and_work = move || {
+        // Nobody waits only if the loader failed; then there is nothing to say.
+        let _ = runs.send(());
+        drop(all_run.lock());
+        work()
+    };
+    let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, wait_and_work)?;
+    // An error means that the thread ended, which joining it reports.
+    let _ = running.recv();
+    Ok(thread)
 }
 
 impl FileLoader<'_> {
@@ -149,10 +175,12 @@ impl FileLoader<'_> {
                 done.push((index, rows));
             }
         };
+        let all_run = Mutex::new(());
         let mut done = std::thread::scope(|scope| {
+            let starting = all_run.lock();
             let workers = self.config.workers.min(chunks.len());
-            let start = || std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
-            let workers = (0..workers).map(|_| start()).collect::<Result<Vec<_>, _>>();
+            let workers = (0..workers).map(|_| start_reader(scope, &all_run, &work)).collect::<Result<Vec<_>, _>>();
+            drop(starting);
             let workers = workers.map_err(|source| DataError::Threads { source })?;
             let join = |worker: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
                 worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
