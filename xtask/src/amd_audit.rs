@@ -17,6 +17,9 @@ pub(crate) const SLICES: [u32; 2] = [2, 3];
 /// The header that depends on them.
 const SLICES_HEADER: &str = "slices.h";
 const FOLDER: &str = "crates/kernels/gpu";
+/// Programs and the file that the host puts before them, besides the headers of all.
+const SHARED: [(&str, &str); 3] =
+    [("attention_mfma", "attention_mfma.cl"), ("head_loss", "head_gradient.h"), ("product4_mfma", "product_mfma.cl")];
 
 pub(crate) const NO_COMPILER: &str = "no clang that compiles for amdgcn";
 
@@ -148,15 +151,9 @@ pub(crate) fn source(program: &str, dialect: Dialect, without: &[&str]) -> Resul
     for header in HEADER_NAMES.iter().filter(|header| !without.contains(header)) {
         text.push_str(&read(format!("{FOLDER}/{header}"))?);
     }
-    // As in `attention.rs`, `head_loss.rs` and `product4.rs` of the host.
-    let before = match program {
-        "attention_mfma" => Some("attention_mfma.cl"),
-        "head_loss" => Some("head_gradient.h"),
-        "product4_mfma" => Some("product_mfma.cl"),
-        _ => None,
-    };
+    let before = SHARED.iter().filter(|(user, _)| *user == program).map(|(_, file)| (*file).to_string());
     let file = if program == "attention_mfma" { "attention" } else { program };
-    for file in before.map(str::to_string).into_iter().chain([format!("{file}.cl")]) {
+    for file in before.chain([format!("{file}.cl")]) {
         text.push_str(&read(format!("{FOLDER}/{file}"))?);
     }
     Ok(text)
@@ -292,7 +289,8 @@ mod tests {
             let name = entry.expect("an entry").file_name().into_string().expect("a plain name");
             let dialect = Dialect::ALL.iter().any(|dialect| header(*dialect) == name);
             let is_header = Path::new(&name).extension().is_some_and(|ending| ending == "h");
-            assert!(!is_header || dialect || HEADER_NAMES.contains(&name.as_str()), "{name}");
+            let shared = SHARED.iter().any(|(_, file)| *file == name);
+            assert!(!is_header || dialect || shared || HEADER_NAMES.contains(&name.as_str()), "{name}");
         }
     }
 
