@@ -8,8 +8,7 @@ import argparse, base64, contextlib, hashlib, json, pathlib, re, sys
 TYPE, BESIDE = "application/vnd.in-toto+json", {"MANIFEST.json", "model.sig", "statement.json"}
 sys.excepthook = lambda kind, error, trace: print("not verified:", ascii(error), file=sys.stderr)
 def need(holds, what):
-    if not holds:
-        raise ValueError(what)
+    if not holds: raise ValueError(what)
 def once(pairs):  # Of two equal keys, another reader may take the other one.
     need(len(dict(pairs)) == len(pairs), "a key appears twice")
     return dict(pairs)
@@ -49,6 +48,7 @@ if asked.key:
 found, receipt = parsed(payload), parsed((asked.folder / "receipt.json").read_bytes())
 made, digest, said = receipt["made"], receipt["digest"], found["predicate"]["isobit_reexecution"]
 covered = written({of: receipt[of] for of in ("made", "segment", "result")}, separators=(",", ":"))
+need(receipt["schema"] == "isobit.receipt/2", "not a receipt of version 2")
 need(hashlib.sha256(covered).hexdigest() == digest, "the digest of the receipt is not its own")
 files = {one["name"]: one["digest"] for one in found["subject"] if one["name"] == "receipt.json"}
 need(re.fullmatch("[0-9a-f]{64}", files["receipt.json"]["blake3"]), "the receipt has no hash")
@@ -62,7 +62,7 @@ subjects = [named(one, sha256=sha256(one), blake3=files[one]["blake3"]) for one 
 every, updates, given = receipt["segment"], made["updates"], said["challenge"].get("hex")
 most, count = -(-updates // every), sum(one["reexecuted"] is True for one in said["segments"])
 need(len(said["segments"]) == most and count > 0, "other segments, or none replayed")
-need(given is None or re.fullmatch("[0-9a-f]{1,128}", given), "the challenge is none")
+need(re.fullmatch("[0-9a-f]{1,128}", given or "0"), "the challenge is none")
 need(asked.challenge in (None, given) or count == most, "it does not answer the challenge")
 order, missed, tenth = list(range(most)), [1.0, 1.0], -(-most // 10)
 for at in range(count):  # As crates/proof/src/statement/segments.rs chooses.
