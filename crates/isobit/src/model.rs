@@ -181,10 +181,16 @@ impl Opened {
     /// Builds the model while its files are checked: both read every byte of them, and the second
     /// finds it in memory.
     pub(crate) fn while_checked<T>(&self, build: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
+        let check = || check_model(&self.folder, &self.weights, self.made_on);
         let (checked, built) = std::thread::scope(|scope| {
-            let checking = scope.spawn(|| check_model(&self.folder, &self.weights, self.made_on));
+            let checking = std::thread::Builder::new().spawn_scoped(scope, check);
             let built = build();
-            (checking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), built)
+            let checked = match checking {
+                Ok(checking) => checking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                // The machine has no thread to give.
+                Err(_) => check(),
+            };
+            (checked, built)
         });
         // First: a damaged model may be the reason it cannot be built.
         checked?;

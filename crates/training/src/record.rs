@@ -247,10 +247,15 @@ fn tensor_hashes(weights: &Weights, threads: usize) -> BTreeMap<String, Hash> {
         };
         let share = &share;
         let hashed = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|first| scope.spawn(move || share(first))).collect();
+            let start = |first| (first, std::thread::Builder::new().spawn_scoped(scope, move || share(first)));
+            let others: Vec<_> = (1..threads).map(start).collect();
             let mut hashed = share(0);
-            for thread in others {
-                hashed.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            for (first, thread) in others {
+                hashed.extend(match thread {
+                    Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                    // The machine has no more threads to give.
+                    Err(_) => share(first),
+                });
             }
             hashed
         });
