@@ -2,10 +2,11 @@
 //! and data if they are named. It only reads; nothing is computed again.
 
 use crate::Failure;
-use isobit_proof::FileError;
+use isobit_proof::layout::checkpoint_step;
 use isobit_proof::name::{counted, harmless};
 use isobit_proof::statement::{self, Asked, Challenge, PublicKey, Reexecution};
 use isobit_proof::verify::{self, Finding, Report};
+use isobit_proof::{FileError, Lock};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
 use isobit_training::{config, course};
 use serde_json::{Value, json};
@@ -41,7 +42,19 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let report = checked(arguments)?;
+    let before = Lock::in_use(&arguments.run);
+    let report = match (checked(arguments), before.or_else(|| Lock::in_use(&arguments.run))) {
+        (report, None) => report?,
+        (Ok(mut report), Some(running)) if report.findings.is_empty() => {
+            report.notes.push(format!("{running}: what it has written so far was checked"));
+            report
+        }
+        // Half-written files cannot be told from damaged ones.
+        (_, Some(running)) => {
+            let message = format!("{running}, which changes its files while they are read");
+            return Err(Failure::usage(message, "wait for that run, or verify one of its checkpoints"));
+        }
+    };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let printed = if arguments.json { print_json(&mut out, arguments, &report) } else { print_text(&mut out, &report) };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
@@ -65,9 +78,22 @@ pub(crate) fn folder(path: &Path) -> Result<Report, Failure> {
     }
     let mut report = verify::verify(path)?;
     if report.kind == "run" {
+        if has_saved_nothing(path) {
+            let message = format!("{} has saved nothing yet: no checkpoint and no receipt", path.display());
+            return Err(Failure::usage(message, "start the run again, and verify it after it has saved"));
+        }
         check_config(&mut report, path);
     }
     Ok(report)
+}
+
+/// Whether a run ended before it first saved.
+fn has_saved_nothing(folder: &Path) -> bool {
+    let Ok(mut entries) = std::fs::read_dir(folder) else { return false };
+    let is_saved = |name: &std::ffi::OsStr| {
+        name == isobit_proof::receipt::NAME || name == FINAL || name.to_str().and_then(checkpoint_step).is_some()
+    };
+    !entries.any(|entry| entry.map_or(true, |entry| is_saved(&entry.file_name())))
 }
 
 /// The statement to check, if there is one.

@@ -116,6 +116,34 @@ fn every_changed_byte_is_found() {
     folder.run(&["verify", "run/final", "--model", "model", "--data", "data.jsonl"]).says(0, &[]);
 }
 
+/// What a run has not finished writing is not called damaged.
+#[test]
+fn a_run_that_is_being_written_is_not_damaged() {
+    let folder = trained(None);
+    let process = format!("run is in use by process {}", std::process::id());
+    let lock = isobit_proof::Lock::acquire(&folder.path("run")).expect("nobody holds it");
+    let intact = folder.run(&["verify", "run"]);
+    intact.says(0, &[]);
+    assert!(intact.out.contains(&process) && intact.out.contains("verified: "), "{}", intact.out);
+    let chain = folder.text("run/chain.jsonl");
+    for half in [&chain[..10], ""] {
+        folder.put("run/chain.jsonl", half);
+        folder.run(&["verify", "run"]).says(2, &[&process, "verify one of its checkpoints"]);
+    }
+    folder.run(&["verify", "run/checkpoint-4"]).says(0, &[]);
+    drop(lock);
+    assert_eq!(folder.run(&["verify", "run"]).code, 8);
+
+    std::fs::create_dir(folder.path("killed")).expect("created");
+    for name in ["chain.jsonl", "metrics.jsonl", "config.resolved.toml"] {
+        let text = if name == "chain.jsonl" { chain.clone() } else { folder.text(&format!("run/{name}")) };
+        folder.put(&format!("killed/{name}"), text);
+    }
+    folder.run(&["verify", "killed"]).says(2, &["killed has saved nothing yet", "verify it after it has saved"]);
+    std::fs::create_dir(folder.path("killed/final")).expect("created");
+    assert_eq!(folder.run(&["verify", "killed"]).code, 8);
+}
+
 /// Flips a bit of `most` bytes of every covered file, spread evenly, and returns how many flips
 /// were found in the file itself. All must be.
 fn flipped(folder: &Folder, most: usize) -> usize {
