@@ -97,7 +97,7 @@ impl<B: Backend> Sum<B> {
     fn reach(&mut self, backend: &B) -> &mut F32<B> {
         let (length, host) = (self.length, &self.host);
         self.device.get_or_insert_with(|| {
-            let mut device = backend.zeros(length);
+            let mut device = backend.lasting_zeros(length);
             if let Some(host) = host {
                 backend.load(&mut device, host.numbers());
             }
@@ -130,7 +130,7 @@ impl<B: Backend> Sum<B> {
             place.host.add(y.numbers_mut(), self.on_host(), right.on_host());
             sum.host = Some(y);
         } else {
-            let mut y = backend.zeros(self.length);
+            let mut y = backend.lasting_zeros(self.length);
             backend.run(Add { y: &mut y, a: self.on_device(), b: right.on_device() });
             sum.device = Some(y);
         }
@@ -141,7 +141,7 @@ impl<B: Backend> Sum<B> {
 impl<B: Backend> Gradients<B> {
     /// On the device.
     pub fn zeros(backend: &B, parameters: &Parameters<B>) -> Self {
-        let zeros = |length: usize| Sum { device: Some(backend.zeros(length)), ..Sum::zero(length) };
+        let zeros = |length: usize| Sum { device: Some(backend.lasting_zeros(length)), ..Sum::zero(length) };
         let all = parameters.all.iter().map(|parameter| zeros(parameter.length())).collect();
         Self::new(all, false, None)
     }

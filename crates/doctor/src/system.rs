@@ -10,9 +10,13 @@ pub(crate) fn kernel(tree: &Tree) -> Option<String> {
     tree.line("/proc/sys/kernel/osrelease")
 }
 
-/// Words of the kernel's command line.
+/// Words of the kernel's command line that matter to cards. Others may be secrets, and a report may
+/// be shown to anybody.
 pub(crate) fn command_line(tree: &Tree) -> Vec<String> {
-    tree.text("/proc/cmdline").unwrap_or_default().split_whitespace().map(str::to_string).collect()
+    const NAMES: [&str; 6] = ["iommu", "amd_iommu", "intel_iommu", "pcie_acs", "amdgpu", "pci"];
+    let text = tree.text("/proc/cmdline").unwrap_or_default();
+    let matters = |word: &&str| word.split(['=', '.']).next().is_some_and(|name| NAMES.contains(&name));
+    text.split_whitespace().filter(matters).map(str::to_string).collect()
 }
 
 /// ROCm's version: that of `/opt/rocm`, or of the last folder beside it.

@@ -7,8 +7,6 @@ use std::fmt::Write;
 
 /// Width of the first column.
 pub const COLUMN: usize = 11;
-/// Words of the kernel's command line that matter to cards.
-const COMMAND_LINE: [&str; 6] = ["iommu", "amd_iommu", "intel_iommu", "pcie_acs", "amdgpu", "pci"];
 
 /// What a machine has, a line for each thing.
 pub fn facts_text(facts: &Facts) -> String {
@@ -17,7 +15,8 @@ pub fn facts_text(facts: &Facts) -> String {
         let _ = writeln!(out, "{name:<COLUMN$}{text}");
     };
     if let Some(kernel) = &facts.kernel {
-        put("kernel", format!("{kernel}{}", about_cards(&facts.command_line)));
+        let words = facts.command_line.join(" ");
+        put("kernel", if words.is_empty() { kernel.clone() } else { format!("{kernel}, {words}") });
     }
     match (&facts.cards[..], facts.kfd) {
         ([], true) => put("AMD", "the driver is loaded, but has no card".to_string()),
@@ -46,12 +45,6 @@ pub fn facts_text(facts: &Facts) -> String {
         put("Python", format!("{version}, {count} {} in {folder}", if count == 1 { "package" } else { "packages" }));
     }
     out
-}
-
-fn about_cards(command_line: &[String]) -> String {
-    let matters = |word: &&String| COMMAND_LINE.iter().any(|name| word.split(['=', '.']).next() == Some(name));
-    let words: Vec<&str> = command_line.iter().filter(matters).map(String::as_str).collect();
-    if words.is_empty() { String::new() } else { format!(", {}", words.join(" ")) }
 }
 
 fn card_text(card: &Card) -> String {

@@ -5,7 +5,7 @@ use crate::launch::{Launch, Machine};
 use crate::memory::ALIGNMENT;
 use crate::program::{Kernel as Entry, Program};
 use isobit_kernels::backend::DeviceFailure;
-use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Lifetime, Runtime};
 use isobit_kernels::gpu::{Api, Gpu, Selector, source_line};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -138,7 +138,7 @@ impl Runtime for Card {
         ALIGNMENT
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+    fn allocate(&self, bytes: usize, _: Lifetime) -> Answer<Handle> {
         self.machine.borrow_mut().memory.allocate(bytes).map(Handle)
     }
 

@@ -159,6 +159,12 @@ pub trait Device {
     /// The ops that follow stand here: for observers. Changes no result.
     fn enter(&self, _place: Place) {}
     fn zeros<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T>;
+    /// Zeros that stay through the micro-batches of an update: a device may place them apart from
+    /// what comes and goes.
+    #[track_caller]
+    fn lasting_zeros<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T> {
+        self.zeros(length)
+    }
     /// A buffer that an op overwrites before anything reads it; not zeroed if the device can leave
     /// that out.
     #[track_caller]

@@ -9,8 +9,20 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Buffers start at multiples of this, which is what any kernel or copy asks for.
 const ALIGNMENT: usize = 512;
 /// Smaller buffers have a range of their own: they come and go in numbers that a plan does not
-/// know, and would part the gaps of the large ones.
-const SMALL_MAX: usize = 1 << 20;
+/// know, and would part the gaps of the large ones. The shorter rows are, the more buffers are
+/// small, so this range must not become large.
+pub const SMALL_MAX: usize = 1 << 18;
+
+/// How long a buffer stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// Within a micro-batch, or for ever.
+    Passing,
+    /// Through the micro-batches of an update: gradients and slices of weights. Their sizes are the
+    /// same in every update, those of passing buffers follow the lengths of rows. Among these they
+    /// would lie where one micro-batch had room, and part the room of the next.
+    Lasting,
+}
 
 /// One range.
 #[derive(Debug, Default)]
@@ -80,22 +92,27 @@ impl Heap {
     }
 }
 
-/// A range for large buffers and one for small ones.
+/// A range each for large buffers that pass, small ones, and large ones that last.
 #[derive(Debug, Default)]
 pub(crate) struct Heaps {
-    pub(crate) ranges: [Heap; 2],
+    pub(crate) ranges: [Heap; Self::COUNT],
 }
 
 impl Heaps {
+    pub(crate) const COUNT: usize = 3;
     /// By how much each range grows at least.
-    pub(crate) const STEPS: [usize; 2] = [32 << 20, 2 << 20];
+    pub(crate) const STEPS: [usize; Self::COUNT] = [32 << 20, 2 << 20, 8 << 20];
 
     /// The range of a buffer.
-    pub(crate) const fn range_of(bytes: usize) -> usize {
-        if bytes < SMALL_MAX { 1 } else { 0 }
+    pub(crate) const fn range_of(bytes: usize, lifetime: Lifetime) -> usize {
+        match lifetime {
+            _ if bytes < SMALL_MAX => 1,
+            Lifetime::Passing => 0,
+            Lifetime::Lasting => 2,
+        }
     }
 
-    /// Bytes that both ranges have taken from the device.
+    /// Bytes that all ranges have taken from the device.
     pub(crate) fn bytes(&self) -> usize {
         let bytes = self.ranges.iter().zip(Self::STEPS).map(|(range, step)| range.end_max().next_multiple_of(step));
         bytes.sum()

@@ -79,6 +79,10 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
         self.inner.zeros(length)
     }
 
+    fn lasting_zeros<T: Element>(&self, length: usize) -> <D::Memory as Memory>::Buffer<T> {
+        self.inner.lasting_zeros(length)
+    }
+
     fn unwritten<T: Element>(&self, length: usize) -> <D::Memory as Memory>::Buffer<T> {
         self.inner.unwritten(length)
     }

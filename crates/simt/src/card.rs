@@ -3,7 +3,7 @@
 use crate::compiler::{Program, compile};
 use crate::engine::{self, Buffer, Shape};
 use isobit_kernels::backend::DeviceFailure;
-use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Lifetime, Runtime};
 use isobit_kernels::gpu::{Api, Gpu, Selector};
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::{Cell, RefCell};
@@ -97,7 +97,7 @@ impl Runtime for Card {
         3
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+    fn allocate(&self, bytes: usize, _: Lifetime) -> Answer<Handle> {
         // SAFETY: not of size zero.
         let place = unsafe { alloc(layout(bytes)?) };
         if place.is_null() {

@@ -16,7 +16,7 @@ use crate::stages::Alone;
 use crate::step::StepSettings;
 use crate::trainer::{Placement, Trainer};
 use isobit_autograd::{Offload, Parameter, Value};
-use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, Work};
+use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, SMALL_MAX, Work};
 use isobit_models::build::Settings;
 use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource, build_placed, build_whole, cache_bytes};
 use std::collections::BTreeMap;
@@ -166,7 +166,7 @@ pub fn memory<L: MemoryLayout>(
     let built = build_whole(&backend, model, source, settings, offload)?;
     let with_moments = ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
-    let update = Counted { step, rows, packs, waiting, evaluated };
+    let update = Counted { step, rows, packs, waiting, evaluated, hidden: model.hidden };
     let plan = counted(&backend, trainer, |trainer| trainer, &update)?;
     let emptied = backend.emptied();
     Ok(MemoryPlan {
@@ -238,7 +238,7 @@ pub fn stage_memory<L: MemoryLayout>(
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
     let (packs, waiting, evaluated) = (stage.packs, stage.waiting, stage.evaluated);
-    let update = Counted { step, rows, packs, waiting, evaluated };
+    let update = Counted { step, rows, packs, waiting, evaluated, hidden: model.hidden };
     let mut plan = counted(&backend, trainer, alone, &update)?;
     plan.bytes_ranks = ranks::host_bytes(plan.trained_count, stage.ranks, step.gradient_groups, !with_moments);
     // The batches of a group stay until it is done; those of rows that were not counted are added.
@@ -254,6 +254,15 @@ pub fn stage_memory<L: MemoryLayout>(
     Ok(plan)
 }
 
+/// Micro-batches with rows so short that their buffers are small show how large the range of small
+/// buffers becomes (`heap.rs`): the longest such rows, and these parts of them.
+pub const SHORT: [usize; 3] = [1, 2, 4];
+
+/// Tokens of such a row: `width` numbers of all rows of a micro-batch are small.
+pub fn short_row(tokens: usize, width: usize, part: usize) -> usize {
+    ((SMALL_MAX - 1) / size_of::<f32>() / width.max(1) / part).clamp(2, tokens.max(2))
+}
+
 /// What is counted of a run.
 struct Counted<'a> {
     step: &'a StepSettings,
@@ -261,6 +270,7 @@ struct Counted<'a> {
     packs: bool,
     waiting: usize,
     evaluated: usize,
+    hidden: usize,
 }
 
 /// Counts two steps of an engine around `trainer`, and one after an evaluation.
@@ -270,7 +280,7 @@ fn counted<L: MemoryLayout, E: Engine>(
     engine: impl FnOnce(Trainer<Counting<L>>) -> E,
     update: &Counted<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let Counted { step, rows, packs, waiting, evaluated } = *update;
+    let Counted { step, rows, packs, waiting, evaluated, hidden } = *update;
     let lengths = || trainer.tensors().iter().map(TrainedTensor::length);
     let (trained_count, largest) = (lengths().sum::<usize>(), lengths().max().unwrap_or(0));
     let on_device = |parameter: &Parameter<_>| match parameter.value {
@@ -292,18 +302,19 @@ fn counted<L: MemoryLayout, E: Engine>(
         engine.step(&made.iter().collect::<Vec<_>>(), number, 0.0, step)
     };
     if backend.heap_bytes().is_some() {
-        // Rows of other lengths leave other gaps between the buffers that stay.
-        take(3, &|tokens| longest_rows(1, (tokens / 4 * 3).max(2)).remove(0))?;
-        take(4, &|tokens| longest_rows(1, tokens).remove(0))?;
+        for (number, part) in (3..).zip(SHORT) {
+            let short = |tokens| short_row(tokens, hidden * step.micro_batch_size, part);
+            take(number, &|tokens| longest_rows(1, short(tokens)).remove(0))?;
+        }
     }
     if packs {
-        take(5, &of_short_documents)?;
+        take(9, &of_short_documents)?;
     }
     drop(waiting);
     if evaluated > 0 {
         let evaluated_rows = vec![rows[0]; evaluated];
         engine.evaluate_rows(&evaluated_rows, 0..evaluated, step.profile, evaluated)?;
-        engine.step(rows, 6, 0.0, step)?;
+        engine.step(rows, 10, 0.0, step)?;
     }
     let holdings = backend.held_at_peak();
     Ok(MemoryPlan {

@@ -1,6 +1,6 @@
 //! A card whose kernels have a mistake, for negative controls.
 
-use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Lifetime, Runtime};
 
 /// A card that compiles edited sources.
 pub(crate) struct Edited<R> {
@@ -22,8 +22,8 @@ impl<R: Runtime> Runtime for Edited<R> {
         self.card.soft_division()
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
-        self.card.allocate(bytes)
+    fn allocate(&self, bytes: usize, lifetime: Lifetime) -> Answer<Handle> {
+        self.card.allocate(bytes, lifetime)
     }
 
     fn release(&self, memory: Handle) {

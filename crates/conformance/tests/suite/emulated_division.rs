@@ -4,7 +4,7 @@
 
 use isobit_conformance::skip;
 use isobit_gcn::{Architecture, Card, Settings, compiler};
-use isobit_kernels::gpu::runtime::{Argument, Handle, Language, Runtime};
+use isobit_kernels::gpu::runtime::{Argument, Handle, Language, Lifetime, Runtime};
 
 const SOURCE: [&str; 4] = [
     include_str!("../../../kernels/gpu/cuda.h"),
@@ -58,14 +58,14 @@ fn operand(index: u64) -> u32 {
 
 fn memory(card: &Card, words: &[u32]) -> Handle {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let handle = card.allocate(bytes.len()).expect("memory");
+    let handle = card.allocate(bytes.len(), Lifetime::Passing).expect("memory");
     card.write(handle, &bytes).expect("a write");
     handle
 }
 
 fn results(settings: Settings, operands: &[u32]) -> Vec<u32> {
     let card = Card::new(settings);
-    let (input, output) = (memory(&card, operands), card.allocate(PAIRS * 12).expect("memory"));
+    let (input, output) = (memory(&card, operands), card.allocate(PAIRS * 12, Lifetime::Passing).expect("memory"));
     let program = card.compile(&SOURCE.concat(), Language::Portable, &[]).expect("it compiles");
     let kernel = card.kernel(program, "divide").expect("a kernel");
     let arguments = [Argument::Memory(output, 0), Argument::Memory(input, 0)];

@@ -52,7 +52,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let sources = Sources::here(variable, arguments.python.clone());
     let read = Facts::read_within(&sources, FILES_LIMIT);
     let in_time = read.is_some();
-    let hint = "name the folder of an environment, or its bin/python";
+    let hint = "name the folder of an environment, or its bin/python; `python3 -c 'import sys; print(sys.prefix)'` \
+                says which folder it is";
     let facts = read.unwrap_or_else(|| Ok(Facts::default())).map_err(|what| Failure::usage(what, hint))?;
     let machine = Machine::examine();
     let mut out = Output { json: arguments.json };

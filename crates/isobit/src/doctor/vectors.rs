@@ -127,7 +127,10 @@ pub(super) fn check(
             Ok(listings) if !listings.is_empty() => listings,
             other => {
                 let why = other.err().unwrap_or_else(|| "no device".to_string());
-                add(DeviceCheck::without_vectors(api.name().to_string(), String::new(), State::Absent, why), None)?;
+                // Drivers that are there and break are worth a finding.
+                let is_broken = why.starts_with("an OpenCL driver ");
+                let state = if is_broken { State::Unusable } else { State::Absent };
+                add(DeviceCheck::without_vectors(api.name().to_string(), String::new(), state, why), None)?;
                 continue;
             }
         };

@@ -36,6 +36,7 @@ mod model_folder;
 mod models;
 mod modules_to_save;
 mod offload;
+mod opencl_broken;
 mod pipes;
 mod plan;
 mod quantized;

@@ -3,6 +3,7 @@
 
 use super::devices::Selector;
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use crate::heap::Lifetime;
 
 pub(super) struct Absent {
     name: String,
@@ -28,7 +29,7 @@ impl Runtime for Absent {
         256
     }
 
-    fn allocate(&self, _bytes: usize) -> Answer<Handle> {
+    fn allocate(&self, _: usize, _: Lifetime) -> Answer<Handle> {
         absent()
     }
 

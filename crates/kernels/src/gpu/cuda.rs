@@ -22,6 +22,7 @@ use super::library::{functions, open};
 use super::runtime::{
     Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, LockedCopy, Mark, PageLock, Runtime, Source,
 };
+use crate::heap::Lifetime;
 use compiler::{Compiler, command_line};
 use context::Context;
 use pages::Ahead;
@@ -302,11 +303,11 @@ impl Runtime for Cuda {
         self.multiprocessors
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+    fn allocate(&self, bytes: usize, lifetime: Lifetime) -> Answer<Handle> {
         let (driver, mut ranges) = (self.driver()?, self.ranges.borrow_mut());
         let ranges = ranges.as_mut().ok_or("the card is closed")?;
         // SAFETY: the context was made current just now.
-        Ok(Handle(unsafe { ranges.take(driver, bytes)? }))
+        Ok(Handle(unsafe { ranges.take(driver, bytes, lifetime)? }))
     }
 
     fn release(&self, memory: Handle) {

@@ -4,15 +4,15 @@
 //! Calls apply to the device that is current on the calling thread, so a card makes itself current
 //! before every call. Everything is queued on the null stream, in call order.
 
-mod child;
+pub(super) mod child;
 mod compiler;
 mod library;
 mod listing;
 mod mark;
 mod memory;
 mod pages;
-mod process;
-mod settings;
+pub(super) mod process;
+pub(super) mod settings;
 mod system;
 mod target;
 
@@ -27,6 +27,7 @@ pub use target::{architecture_of_version, architectures, has_mfma};
 
 use super::devices::{Listing, no_such};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, Mark, PageLock, Runtime};
+use crate::heap::Lifetime;
 use compiler::Program;
 use library::{Functions, Object};
 use memory::Freed;
@@ -150,7 +151,7 @@ impl Runtime for Hip {
         has_mfma(self.target.architecture())
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+    fn allocate(&self, bytes: usize, _: Lifetime) -> Answer<Handle> {
         let bytes = memory::rounded(bytes);
         // Commands run in order: whatever still uses the block comes before its next user.
         if let Some(pointer) = self.freed.borrow_mut().take(bytes) {

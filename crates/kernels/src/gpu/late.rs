@@ -5,6 +5,7 @@ use super::device::{Gpu, MatrixUnits};
 use super::devices::{Api, Selector};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, Mark, PageLock, Runtime};
 use crate::backend::Device as _;
+use crate::heap::Lifetime;
 use crate::parcel::Parcel;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -94,7 +95,7 @@ impl Runtime for Late {
         1
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+    fn allocate(&self, bytes: usize, _: Lifetime) -> Answer<Handle> {
         let mut state = self.state();
         state.blocks.push(vec![0xa5; bytes]);
         Ok(Handle(state.blocks.len() as u64 - 1))

@@ -4,6 +4,7 @@ use super::device::Gpu;
 use super::runtime::{Argument, Handle, Runtime};
 use crate::backend::{DeviceFailure, Length};
 use crate::buffer::{self, Element};
+use crate::heap::Lifetime;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -124,13 +125,22 @@ impl Drop for Memory {
 impl<T: Element> GpuBuffer<T> {
     /// Uninitialised.
     pub(super) fn new(gpu: &Gpu, length: usize) -> Self {
+        Self::allocated(gpu, length, Lifetime::Passing)
+    }
+
+    /// Uninitialised, for what stays through the micro-batches of an update.
+    pub(super) fn lasting(gpu: &Gpu, length: usize) -> Self {
+        Self::allocated(gpu, length, Lifetime::Lasting)
+    }
+
+    fn allocated(gpu: &Gpu, length: usize, lifetime: Lifetime) -> Self {
         let bytes = length.checked_mul(size_of::<T>());
         if let Some(bytes) = bytes {
             gpu.device.usage.take(allocated_bytes(bytes), gpu.device.runtime.name());
         }
         let handle = match bytes {
             Some(bytes) => gpu.device.attempt(|runtime| {
-                let allocated = runtime.allocate(allocated_bytes(bytes));
+                let allocated = runtime.allocate(allocated_bytes(bytes), lifetime);
                 allocated.map_err(|what| format!("{}: {what}", DeviceFailure::NO_MEMORY))
             }),
             None => gpu

@@ -47,6 +47,7 @@ mod low_rank_outer;
 mod memory;
 mod multi_tensor;
 mod opencl;
+mod opencl_probe;
 mod probe;
 mod product;
 mod product4;
@@ -99,7 +100,7 @@ pub fn start(variable: impl Fn(&str) -> Option<OsString>) -> Option<ExitCode> {
     }
     code_cache::set_root(code_cache::root_from_environment(&variable));
     hip::configure(variable);
-    hip::serve_as_lister()
+    hip::serve_as_lister().or_else(opencl_probe::serve)
 }
 
 /// Device memory; slices are stored as planes.
@@ -135,6 +136,12 @@ impl Device for Gpu {
 
     fn zeros<T: Element>(&self, length: usize) -> GpuBuffer<T> {
         let mut buffer = GpuBuffer::new(self, length);
+        self.zero(&mut buffer);
+        buffer
+    }
+
+    fn lasting_zeros<T: Element>(&self, length: usize) -> GpuBuffer<T> {
+        let mut buffer = GpuBuffer::lasting(self, length);
         self.zero(&mut buffer);
         buffer
     }

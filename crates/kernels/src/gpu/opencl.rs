@@ -5,7 +5,9 @@ use super::devices::Listing;
 use super::hip;
 use super::host_copies::{LockedPages, Pages};
 use super::library::{functions, open};
+use super::opencl_probe;
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, PageLock, Runtime};
+use crate::heap::Lifetime;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
@@ -108,6 +110,7 @@ impl Functions {
     fn open() -> Result<Rc<Self>, String> {
         const NAMES: [&str; 4] =
             ["libOpenCL.so.1", "libOpenCL.so", "OpenCL.dll", "/System/Library/Frameworks/OpenCL.framework/OpenCL"];
+        opencl_probe::check()?;
         Self::load(open(&NAMES).ok_or("no OpenCL library found")?).map(Rc::new)
     }
 
@@ -389,7 +392,7 @@ impl Runtime for OpenCl {
         self.has_mfma
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+    fn allocate(&self, bytes: usize, _: Lifetime) -> Answer<Handle> {
         let mut status = 0;
         // SAFETY: our context; no host memory is given, and `status` has room for the number.
         let buffer = unsafe { (self.cl.create_buffer)(self.context, READ_WRITE, bytes, null_mut(), &raw mut status) };

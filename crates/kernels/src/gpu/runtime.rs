@@ -3,6 +3,7 @@
 
 use crate::backend::DeviceFailure;
 pub use crate::buffer::PageLock;
+pub use crate::heap::Lifetime;
 
 /// The result of a runtime call; the error text names the call.
 pub type Answer<T> = Result<T, String>;
@@ -72,8 +73,9 @@ pub trait Runtime {
     fn name(&self) -> &str;
     /// Bytes to which the offset of [`Argument::Memory`] must be aligned.
     fn alignment(&self) -> usize;
-    /// Uninitialised; at least one byte.
-    fn allocate(&self, bytes: usize) -> Answer<Handle>;
+    /// Uninitialised; at least one byte. A runtime that knows where its buffers lie places those
+    /// that last apart.
+    fn allocate(&self, bytes: usize, lifetime: Lifetime) -> Answer<Handle>;
     fn release(&self, memory: Handle);
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()>;
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()>;

@@ -176,7 +176,7 @@ pub(super) fn row_groups(rows: usize, width: usize) -> Groups {
 /// Allocates a weight that is not sliced yet.
 pub(super) fn weight(gpu: &Gpu, count: usize, shape: SliceShape) -> SlicedWeight {
     let (planes, scales) = weight_lengths(count, shape);
-    SlicedWeight { shape, count, planes: GpuBuffer::new(gpu, planes), scales: GpuBuffer::new(gpu, scales) }
+    SlicedWeight { shape, count, planes: GpuBuffer::lasting(gpu, planes), scales: GpuBuffer::lasting(gpu, scales) }
 }
 
 impl Run<SliceWeight<'_, GpuMemory>> for Gpu {

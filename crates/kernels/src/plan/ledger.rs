@@ -4,7 +4,7 @@
 //! A holder is the line of code that allocated the memory, so a plan can name every buffer without
 //! labels.
 
-use crate::heap::Heaps;
+use crate::heap::{Heaps, Lifetime};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -70,7 +70,8 @@ pub(super) struct Claim {
     ledger: Ledger,
     holder: Holder,
     bytes: usize,
-    /// In its range of the heap.
+    /// A range of the heap, and its place there.
+    range: usize,
     start: usize,
 }
 
@@ -84,19 +85,25 @@ impl Ledger {
         self.0.borrow().heaps.as_ref().map(Heaps::bytes)
     }
 
-    pub(super) fn claim(&self, kind: MemoryKind, bytes: usize, at: &'static Location<'static>) -> Claim {
+    pub(super) fn claim(
+        &self,
+        kind: MemoryKind,
+        bytes: usize,
+        lifetime: Lifetime,
+        at: &'static Location<'static>,
+    ) -> Claim {
         let holder = Holder { file: at.file(), line: at.line(), kind };
-        let mut start = 0;
+        let (range, mut start) = (Heaps::range_of(bytes, lifetime), 0);
         if bytes > 0 {
             let mut books = self.0.borrow_mut();
             if let Some(heaps) = &mut books.heaps {
-                start = heaps.ranges[Heaps::range_of(bytes)].take(bytes);
+                start = heaps.ranges[range].take(bytes);
             }
             *books.held.entry(holder).or_default() += bytes;
             books.bytes += bytes;
             books.bytes_peak = books.bytes_peak.max(books.bytes);
         }
-        Claim { ledger: self.clone(), holder, bytes, start }
+        Claim { ledger: self.clone(), holder, bytes, range, start }
     }
 
     pub(super) fn did(&self, op: &'static str, multiply_adds: usize, outputs: usize) {
@@ -146,7 +153,7 @@ impl Drop for Claim {
             books.at_peak = books.held.clone();
         }
         if let Some(heaps) = &mut books.heaps {
-            heaps.ranges[Heaps::range_of(self.bytes)].give(self.start);
+            heaps.ranges[self.range].give(self.start);
         }
         books.bytes -= self.bytes;
         let left = books.held.get_mut(&self.holder).expect("what is dropped was claimed");
@@ -165,7 +172,7 @@ mod tests {
     fn the_peak_remembers_who_held_what() {
         let ledger = Ledger::default();
         let at = Location::caller();
-        let claim = |kind, bytes| ledger.claim(kind, bytes, at);
+        let claim = |kind, bytes| ledger.claim(kind, bytes, Lifetime::Passing, at);
         let first = claim(MemoryKind::Rows, 10);
         let second = claim(MemoryKind::Weight, 5);
         drop(first);

@@ -14,6 +14,8 @@ pub use memory::{CountedBuffer, CountedQuantizedWeight, CountedRows, CountedWeig
 use crate::HostOps;
 use crate::backend::{Bytes, Checked, Device, DeviceFailure, Length, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;
+use crate::heap::Lifetime;
+pub use crate::heap::SMALL_MAX;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
 use crate::parcel::Parcel;
 use ledger::{Claim, Ledger};
@@ -122,18 +124,28 @@ impl<L: MemoryLayout> Counting<L> {
     }
 
     fn buffer<T: Element>(&self, length: usize, at: &'static Location<'static>) -> CountedBuffer<T> {
+        self.buffer_for(Lifetime::Passing, length, at)
+    }
+
+    fn buffer_for<T: Element>(
+        &self,
+        lifetime: Lifetime,
+        length: usize,
+        at: &'static Location<'static>,
+    ) -> CountedBuffer<T> {
         let bytes = length.checked_mul(size_of::<T>()).expect("a buffer's byte length fits the address space");
-        let claim = self.claim(MemoryKind::Buffer(T::NAME), self.like.buffer_bytes(bytes), at);
+        let claim = self.ledger.claim(MemoryKind::Buffer(T::NAME), self.like.buffer_bytes(bytes), lifetime, at);
         CountedBuffer { length, _claim: claim, element: PhantomData }
     }
 
     fn host_buffer<T: Element>(&self, length: usize, at: &'static Location<'static>) -> CountedBuffer<T> {
         let bytes = length.checked_mul(size_of::<T>()).expect("a buffer's byte length fits the address space");
-        CountedBuffer { length, _claim: self.host.claim(MemoryKind::Buffer(T::NAME), bytes, at), element: PhantomData }
+        let claim = self.host.claim(MemoryKind::Buffer(T::NAME), bytes, Lifetime::Passing, at);
+        CountedBuffer { length, _claim: claim, element: PhantomData }
     }
 
     fn claim(&self, kind: MemoryKind, bytes: usize, at: &'static Location<'static>) -> Claim {
-        self.ledger.claim(kind, bytes, at)
+        self.ledger.claim(kind, bytes, Lifetime::Passing, at)
     }
 }
 
@@ -182,6 +194,11 @@ impl<L: MemoryLayout> Device for Counting<L> {
     #[track_caller]
     fn zeros<T: Element>(&self, length: usize) -> CountedBuffer<T> {
         self.buffer(length, Location::caller())
+    }
+
+    #[track_caller]
+    fn lasting_zeros<T: Element>(&self, length: usize) -> CountedBuffer<T> {
+        self.buffer_for(Lifetime::Lasting, length, Location::caller())
     }
 
     #[track_caller]
@@ -240,7 +257,8 @@ impl<L: MemoryLayout> Device for Counting<L> {
     #[track_caller]
     fn save_quantized(&self, weight: CountedQuantizedWeight) -> CountedQuantizedWeight {
         let (shape, bytes) = (weight.shape, self.like.host_quantized_bytes(weight.shape));
-        CountedQuantizedWeight { shape, _claim: self.host.claim(MemoryKind::Weight, bytes, Location::caller()) }
+        let claim = self.host.claim(MemoryKind::Weight, bytes, Lifetime::Passing, Location::caller());
+        CountedQuantizedWeight { shape, _claim: claim }
     }
 
     #[track_caller]
@@ -262,7 +280,8 @@ impl<L: MemoryLayout> Device for Counting<L> {
 
     #[track_caller]
     fn weight(&self, count: usize, shape: SliceShape) -> CountedWeight {
-        let claim = self.claim(MemoryKind::Weight, self.like.weight_bytes(count, shape), Location::caller());
+        let (bytes, at) = (self.like.weight_bytes(count, shape), Location::caller());
+        let claim = self.ledger.claim(MemoryKind::Weight, bytes, Lifetime::Lasting, at);
         CountedWeight { shape, count, _claim: claim }
     }
 

@@ -10,6 +10,7 @@ use crate::gpu::device::{Gpu, MatrixUnits};
 use crate::gpu::devices::{Api, Selector};
 use crate::gpu::probe;
 use crate::gpu::runtime::{Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, Runtime};
+use crate::heap::Lifetime;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -244,7 +245,7 @@ impl Runtime for Card {
         132
     }
 
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+    fn allocate(&self, bytes: usize, _: Lifetime) -> Answer<Handle> {
         let address = self.free.get();
         self.free.set(address + bytes.next_multiple_of(ALIGNMENT) as u64);
         Ok(Handle(address))

@@ -1,9 +1,9 @@
-//! Device memory of a card: two ranges of addresses, reserved whole and given memory as they grow.
+//! Device memory of a card: ranges of addresses, reserved whole and given memory as they grow.
 //! `heap.rs` says where buffers lie in them. A buffer that was released is taken again by later
 //! commands only, and commands run in order.
 
 use super::{Answer, Driver};
-use crate::heap::Heaps;
+use crate::heap::{Heaps, Lifetime};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
@@ -32,15 +32,15 @@ pub(in crate::gpu) struct Access {
     flags: c_int,
 }
 
-/// The two ranges of a card.
+/// The ranges of a card.
 pub(super) struct Ranges {
     heaps: Heaps,
     location: Location,
     /// Addresses of the ranges.
-    bases: [u64; 2],
+    bases: [u64; Heaps::COUNT],
     reserved: usize,
     /// Bytes of each range that have memory.
-    mapped: [usize; 2],
+    mapped: [usize; Heaps::COUNT],
     /// Address and length of every piece.
     pieces: Vec<(u64, usize)>,
     /// Pieces are multiples of this.
@@ -68,9 +68,9 @@ impl Ranges {
         let mut ranges = Self {
             heaps: Heaps::default(),
             location,
-            bases: [0; 2],
+            bases: [0; Heaps::COUNT],
             reserved,
-            mapped: [0; 2],
+            mapped: [0; Heaps::COUNT],
             pieces: Vec::new(),
             granularity,
         };
@@ -86,8 +86,8 @@ impl Ranges {
     ///
     /// # Safety
     /// The device's context is current.
-    pub(super) unsafe fn take(&mut self, driver: &Driver, bytes: usize) -> Answer<u64> {
-        let range = Heaps::range_of(bytes);
+    pub(super) unsafe fn take(&mut self, driver: &Driver, bytes: usize, lifetime: Lifetime) -> Answer<u64> {
+        let range = Heaps::range_of(bytes, lifetime);
         let heap = &mut self.heaps.ranges[range];
         let start = heap.take(bytes);
         let end = heap.end_max();
@@ -100,8 +100,9 @@ impl Ranges {
     }
 
     pub(super) fn give(&mut self, address: u64) {
-        let range = usize::from(address.wrapping_sub(self.bases[0]) >= self.reserved as u64);
-        self.heaps.ranges[range].give((address - self.bases[range]) as usize);
+        let places = self.bases.map(|base| address.wrapping_sub(base));
+        let Some(range) = places.iter().position(|place| *place < self.reserved as u64) else { return };
+        self.heaps.ranges[range].give(places[range] as usize);
     }
 
     /// Gives a range memory up to `end`.

@@ -23,7 +23,7 @@ pub(in crate::gpu) fn serve_as_compiler() -> Option<ExitCode> {
 }
 
 /// Whether this process was started with one argument alone.
-pub(super) fn is_started_with(argument: &str) -> bool {
+pub(in crate::gpu) fn is_started_with(argument: &str) -> bool {
     let mut arguments = std::env::args_os().skip(1);
     arguments.next().is_some_and(|first| first == argument) && arguments.next().is_none()
 }

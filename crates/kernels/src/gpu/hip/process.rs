@@ -26,7 +26,7 @@ pub fn stop_children_when(requested: fn() -> bool) {
 
 /// How a child ended.
 #[derive(Debug)]
-pub(super) enum End {
+pub(in crate::gpu) enum End {
     /// It wrote all that was asked for.
     Done,
     Exited(ExitStatus),
@@ -37,15 +37,15 @@ pub(super) enum End {
 }
 
 #[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) output: Vec<u8>,
+pub(in crate::gpu) struct Ended {
+    pub(in crate::gpu) output: Vec<u8>,
     messages: Vec<u8>,
-    pub(super) end: End,
+    pub(in crate::gpu) end: End,
 }
 
 impl Ended {
     /// Its last lines on standard error.
-    pub(super) fn said(&self) -> String {
+    pub(in crate::gpu) fn said(&self) -> String {
         let text = String::from_utf8_lossy(&self.messages);
         let lines: Vec<&str> = text.lines().rev().take(3).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join("; ")
@@ -54,7 +54,7 @@ impl Ended {
 
 /// What the output of a child has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(in crate::gpu) enum Heard {
     /// Nothing yet, or only what a library printed, which is silence.
     Nothing,
     /// More of the answer.
@@ -64,19 +64,19 @@ pub(super) enum Heard {
 
 /// Looks for marks in an output that grows, each part of it once.
 #[derive(Default)]
-pub(super) struct Search {
+pub(in crate::gpu) struct Search {
     searched: usize,
 }
 
 impl Search {
     /// Where the next mark begins, which is found again until the search moves on.
-    pub(super) fn next(&mut self, output: &[u8], mark: &[u8]) -> Option<usize> {
+    pub(in crate::gpu) fn next(&mut self, output: &[u8], mark: &[u8]) -> Option<usize> {
         let found = output.get(self.searched..)?.windows(mark.len()).position(|window| window == mark);
         self.searched = found.map_or((output.len() + 1).saturating_sub(mark.len()), |at| self.searched + at);
         found.map(|_| self.searched)
     }
 
-    pub(super) fn move_on(&mut self, bytes: usize) {
+    pub(in crate::gpu) fn move_on(&mut self, bytes: usize) {
         self.searched += bytes;
     }
 }
@@ -92,7 +92,7 @@ enum Event {
 }
 
 /// Starts this program with one argument, writes `input`, and reads until `heard` has everything.
-pub(super) fn run(
+pub(in crate::gpu) fn run(
     argument: &str,
     input: &[u8],
     silent_seconds_max: u32,
@@ -228,7 +228,7 @@ fn end(child: &mut Child) {
 /// In the child: ends this process when its parent is gone, or after `seconds_max`. Without the
 /// thread, which the system may refuse, it only lives longer.
 #[expect(clippy::exit, clippy::print_stderr, reason = "this process is a child; its parent reads what it says")]
-pub(super) fn watch(seconds_max: u32) {
+pub(in crate::gpu) fn watch(seconds_max: u32) {
     let watched = move || {
         #[cfg(unix)]
         let parent = std::os::unix::process::parent_id();

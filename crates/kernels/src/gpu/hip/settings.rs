@@ -28,11 +28,11 @@ pub(super) enum Open {
 
 /// Without a program that sets them: no child processes, nothing overridden.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Settings {
+pub(in crate::gpu) struct Settings {
     /// Whether this program compiles, and lists cards, in child processes of itself.
-    pub(super) children: bool,
+    pub(in crate::gpu) children: bool,
     /// Whether this process is the child that lists cards.
-    pub(super) is_child: bool,
+    pub(in crate::gpu) is_child: bool,
     /// The value of `ISOBIT_HIP`.
     pub(super) open: Open,
     /// The value of `ISOBIT_HIP_TIMEOUT`.
@@ -49,7 +49,7 @@ pub(super) struct Settings {
 
 static CURRENT: OnceLock<Settings> = OnceLock::new();
 
-pub(super) fn current() -> Settings {
+pub(in crate::gpu) fn current() -> Settings {
     Settings { is_child: IS_CHILD.load(Ordering::Relaxed), ..CURRENT.get().cloned().unwrap_or_default() }
 }
 
@@ -61,7 +61,7 @@ pub(super) fn set(settings: Settings) {
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// This process was started to list cards.
-pub(super) fn set_child() {
+pub(in crate::gpu) fn set_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
 }
 
