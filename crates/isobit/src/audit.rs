@@ -7,7 +7,7 @@ use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Gpu, Path};
 use isobit_models::build_whole;
 use isobit_training::audit::Auditor;
-use isobit_training::config::Device;
+use isobit_training::config::{Device, Run};
 use isobit_training::prepare::{Prepared, RunError, build_settings};
 use isobit_training::ranks::Team;
 use isobit_training::trainer::Trainer;
@@ -53,21 +53,16 @@ pub(crate) fn auditor(
     device: Option<&str>,
     prepared: &Prepared,
     team: &Team<'_>,
+    memories: &[u64],
     planned: bool,
 ) -> Result<Option<Audit>, Failure> {
     let Some(every) = every else { return Ok(None) };
     if !team.is_alone() {
-        let hint = "leave it out: ranks compare their weights after every update";
-        return Err(Failure::usage("--audit-every is for a single process", hint));
+        return Err(not_for_ranks());
     }
-    let chosen = match device {
-        Some(name) => Chosen::parse(name, 0)?,
-        None => other_than(prepared)?,
-    };
-    if let Chosen::Cpu { threads } = chosen
-        && planned
-    {
-        fits::check_audit(&prepared.run, threads)?;
+    let chosen = auditing(&prepared.run, device)?;
+    if planned {
+        fits::check_audit(&prepared.run, chosen, memories).map_err(Failure::with_way_out)?;
     }
     let auditor = match chosen {
         Chosen::Cpu { threads } => boxed(open_cpu(threads, Path::best())?, prepared),
@@ -85,9 +80,17 @@ pub(crate) fn auditor(
     Ok(Some(Audit { every, auditor: auditor?, agreed }))
 }
 
-/// The CPU, with other threads than the run's if it computes there.
-pub(crate) fn other_than(prepared: &Prepared) -> Result<Chosen, Failure> {
-    let run = &prepared.run;
+pub(crate) fn not_for_ranks() -> Failure {
+    let hint = "leave it out: ranks compare their weights after every update";
+    Failure::usage("--audit-every is for a single process", hint)
+}
+
+/// The device that is named, or else the CPU, with other threads than the run's if it computes
+/// there.
+pub(crate) fn auditing(run: &Run, named: Option<&str>) -> Result<Chosen, Failure> {
+    if let Some(name) = named {
+        return Chosen::parse(name, 0);
+    }
     let cpu = Chosen::parse("cpu", run.threads as usize)?;
     let on_cpu = run.devices.contains(&Device::Cpu);
     Ok(match cpu {

@@ -6,10 +6,13 @@ use isobit_autograd::Offload;
 use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_kernels::gpu::{self, Api, MemoryLimit, Selector};
 use isobit_kernels::{Backend, Cpu, CpuError, Device, Gpu, Path};
+use isobit_training::config::{self, Run};
 use isobit_training::stages::{Open, Stage};
 use std::sync::{Arc, OnceLock};
 
 pub(crate) const HINT: &str = "`isobit devices` lists what this machine has";
+
+const ONE_DEVICE: &str = "name one device; a list is for `train`, `plan`, `eval`, `replay`, `prove` and `bench step`";
 
 /// Where `auto` looks for a card, in this order.
 const CARDS: [Api; 3] = [Api::Cuda, Api::Hip, Api::OpenCl];
@@ -44,6 +47,32 @@ pub(crate) trait Job {
 }
 
 impl Chosen {
+    /// The device of a config.
+    pub(crate) fn of(run: &Run) -> Result<Self, Failure> {
+        let [device] = run.devices[..] else {
+            return Err(Failure::usage("the config lists several devices", ONE_DEVICE));
+        };
+        Self::parse(&device.to_string(), run.threads as usize)
+    }
+
+    /// The devices of a config.
+    pub(crate) fn all_of(run: &Run) -> Result<Vec<Self>, Failure> {
+        let names: Vec<String> = run.devices.iter().map(ToString::to_string).collect();
+        Self::parse_list(&names.iter().map(String::as_str).collect::<Vec<_>>(), run.threads as usize)
+    }
+
+    /// As a config names it.
+    pub(crate) fn in_config(self) -> config::Device {
+        match self {
+            Self::Cpu { .. } => config::Device::Cpu,
+            Self::Gpu(Selector { api, index }) => match api {
+                Api::OpenCl => config::Device::OpenCl(index as u32),
+                Api::Cuda => config::Device::Cuda(index as u32),
+                Api::Hip => config::Device::Hip(index as u32),
+            },
+        }
+    }
+
     /// `auto` is the first card that works, or the CPU. Zero threads means all cores. More threads
     /// than cores are not started: they would share cores and wait for each other at every op.
     pub(crate) fn parse(name: &str, threads: usize) -> Result<Self, Failure> {
@@ -52,8 +81,7 @@ impl Chosen {
             return Err(Failure::usage(message, "leave it out, or write 0, for one thread per core"));
         }
         if name.contains(',') {
-            let hint = "name one device; a list is for `train`, `plan`, `eval` and `bench step`";
-            return Err(Failure::usage(format!("`{name}` is a list of devices"), hint));
+            return Err(Failure::usage(format!("`{name}` is a list of devices"), ONE_DEVICE));
         }
         if name == "auto"
             && let Some(card) = automatic()
@@ -140,10 +168,7 @@ impl Chosen {
 /// The card that `auto` stands for, if one works. Looked for once: opening a card takes a while.
 fn automatic() -> Option<Selector> {
     static CARD: OnceLock<Option<Selector>> = OnceLock::new();
-    *CARD.get_or_init(|| {
-        let count = |api| gpu::list(api).map_or(0, |listings| listings.len());
-        working_card(0, count, |card| gpu::is_gpu(card) && Gpu::open(card).is_ok())
-    })
+    *CARD.get_or_init(|| card(0))
 }
 
 /// The card of a rank, if enough of them work: the one with this number.

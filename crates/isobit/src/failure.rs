@@ -8,6 +8,7 @@ use isobit_proof::FileError;
 use isobit_training::prepare::RunError;
 use std::any::Any;
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// What went wrong, with the exit code of its kind.
 #[derive(Clone, Debug)]
@@ -71,8 +72,22 @@ impl Failure {
         Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
     }
 
+    /// What does not fit may be started nevertheless, by `train`.
+    pub(crate) fn with_way_out(self) -> Self {
+        let is_refused = self.code == 4;
+        let hint =
+            self.hint.map(|hint| if is_refused { format!("{hint}; `--no-plan` starts it anyway") } else { hint });
+        Self { hint, ..self }
+    }
+
+    /// Does the work, and makes a failure of a panic for want of memory.
+    pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T, Self>) -> Result<T, Self> {
+        catch_unwind(AssertUnwindSafe(work))
+            .unwrap_or_else(|thrown| Err(Self::thrown(&*thrown).unwrap_or_else(|| resume_unwind(thrown))))
+    }
+
     /// The failure that stands for a panic for want of memory, on the host or on a device.
-    pub(crate) fn thrown(payload: &(dyn Any + Send)) -> Option<Self> {
+    fn thrown(payload: &(dyn Any + Send)) -> Option<Self> {
         if let Some(OutOfMemory { bytes }) = payload.downcast_ref() {
             return Some(Self::out_of_memory(*bytes));
         }

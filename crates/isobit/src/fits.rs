@@ -3,9 +3,10 @@
 
 use crate::Failure;
 use crate::advice::{self, Advice};
-use crate::backend::{Chosen, open_cpu};
+use crate::backend::{Chosen, HINT, open_cpu};
 use crate::memory_limits;
 use crate::overhead;
+use crate::split::split_fit;
 use crate::units::size;
 use isobit_autograd::Offload;
 use isobit_doctor::{NamedCard, named_card};
@@ -16,7 +17,7 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, ConfigShapes, Shapes, WeightSource, Weights};
 use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
-use isobit_training::config::{Device, Run};
+use isobit_training::config::Run;
 use isobit_training::free_memory::free_memory_beside;
 use isobit_training::plan::{
     self, Item, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows,
@@ -208,34 +209,57 @@ pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<Option<u64
         return Ok(trained);
     }
     let first = fit.advice(run, given, ranks).next();
-    fit.refusal(first.as_ref()).map_or(Ok(trained), |refusal| Err(with_way_out(refusal)))
+    fit.refusal(first.as_ref()).map_or(Ok(trained), Err)
 }
 
-/// Refuses audits on the CPU that do not fit beside their run: they hold the model a second time,
-/// without moments.
-pub(crate) fn check_audit(run: &Run, threads: usize) -> Result<(), Failure> {
-    let given = Given::default();
+/// Refuses audits that do not fit beside their run: they hold the model a second time, without
+/// moments.
+pub(crate) fn check_audit(run: &Run, on: Chosen, memories: &[u64]) -> Result<(), Failure> {
+    let name = on.name();
+    let shares_card = matches!(on, Chosen::Gpu(_)) && Chosen::all_of(run)?.contains(&on);
+    if shares_card && !memories.is_empty() {
+        let message = format!("--memory limits what the run takes on {name}, where its audits would be beside it");
+        return Err(Failure::usage(message, "audit on the CPU or another card (`--audit-on`)"));
+    }
     // What cannot be planned was said when the run was.
-    let Ok(own) = memory_fit(run, &given, Ranks::ALONE) else { return Ok(()) };
-    let own = own.host.as_ref().map_or(own.needed, |host| host.needed);
-    let again = Run { devices: vec![Device::Cpu], threads: threads as u32, offload: Offload::NONE, ..run.clone() };
-    let Ok(MemoryFit { plan: Some(plan), available, .. }) = memory_fit(&again, &given, Ranks::ALONE) else {
+    let Ok(own) = bytes_on(run, on, shares_card) else { return Ok(()) };
+    let again = Run {
+        devices: vec![on.in_config()],
+        threads: on.threads() as u32,
+        offload: Offload::NONE,
+        generate_prompts: Vec::new(),
+        ..run.clone()
+    };
+    let Ok(MemoryFit { plan: Some(plan), available, overhead, .. }) =
+        memory_fit(&again, &Given::default(), Ranks::ALONE)
+    else {
         return Ok(());
     };
-    let audits = (plan.bytes_peak - plan.items[&Item::Optimizer]) as u64;
+    // A process is counted with the run; a driver too, on a card of the run's.
+    let beside = if shares_card || matches!(on, Chosen::Cpu { .. }) { 0 } else { overhead };
+    let audits = (plan.bytes_peak - plan.items[&Item::Optimizer]) as u64 + beside;
     let Some(available) = available.filter(|available| own.saturating_add(audits) > available.bytes) else {
         return Ok(());
     };
     let (own, audits, there, of) = (size(own), size(audits), size(available.bytes), &available.of);
-    let message = format!("this run needs {own} of host memory and its audits {audits}, {there} is available ({of})");
-    let hint = Some("leave out --audit-every, or audit on a card (`--audit-on`)".to_string());
-    Err(with_way_out(Failure { code: 4, message, hint }))
+    let place = if matches!(on, Chosen::Cpu { .. }) { "host memory" } else { &name };
+    let message = format!("this run needs {own} of {place} and its audits {audits}, {there} is available ({of})");
+    let hint = Some("leave out --audit-every, or audit on another device (`--audit-on`)".to_string());
+    Err(Failure { code: 4, message, hint })
 }
 
-/// The refusal of a run that may be started nevertheless.
-pub(crate) fn with_way_out(refusal: Failure) -> Failure {
-    let hint = refusal.hint.map(|hint| format!("{hint}; `--no-plan` starts it anyway"));
-    Failure { hint, ..refusal }
+/// What a run takes of the memory that a device computes in: none of another card's.
+fn bytes_on(run: &Run, device: Chosen, is_of_run: bool) -> Result<u64, Failure> {
+    if matches!(device, Chosen::Gpu(_)) && !is_of_run {
+        return Ok(0);
+    }
+    if run.devices.len() > 1 {
+        let split = split_fit(run, &Given::default(), Ranks::ALONE)?;
+        return Ok(split.bytes_on(device));
+    }
+    let fit = memory_fit(run, &Given::default(), Ranks::ALONE)?;
+    let on_host = matches!(device, Chosen::Cpu { .. });
+    Ok(fit.host.filter(|_| on_host).map_or(fit.needed, |host| host.needed))
 }
 
 /// Plans a run for its device: one of this machine, or any device whose memory or name is given.
@@ -356,9 +380,7 @@ pub(crate) fn planned(devices: &[Chosen], at: usize, given: &Given, ranks: Ranks
         }
         (listed, None) => {
             let why = listed.err().unwrap_or_else(|| "there is no such device".to_string());
-            let hint = "name the card (`--device mi50`, once for each rank), or give `--memory SIZE`, to plan for one \
-                        that is not here; `isobit devices` lists those that are";
-            return Err(Failure::device(format!("{selector}: {why}"), hint));
+            return Err(Failure::device(format!("{selector}: {why}"), HINT));
         }
     };
     Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available, own, is_here, is_estimate })

@@ -3,8 +3,9 @@
 
 use crate::Failure;
 use crate::advice::{self, Shown};
+use crate::audit;
 use crate::disk::DiskFit;
-use crate::fits::{Available, Given, HostFit, MemoryFit, Ranks, memory_fit, weights};
+use crate::fits::{self, Available, Given, HostFit, MemoryFit, Ranks, memory_fit, weights};
 use crate::model;
 use crate::split::{SplitFit, layers, split_fit};
 use crate::stderr::{tell, tell_notes};
@@ -39,6 +40,12 @@ pub(crate) struct Arguments {
     /// is given times, or else as `devices_by_rank` has entries
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     ranks: Option<u32>,
+    /// Whether audits fit beside the run, as with `train --audit-every`: on devices of this machine
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    audit_every: Option<u64>,
+    /// Where audits compute, as with `train --audit-on`
+    #[arg(long, value_name = "NAME", requires = "audit_every")]
+    audit_on: Option<String>,
     /// List every line of code that holds memory, and the work of each op in a step
     #[arg(long)]
     explain: bool,
@@ -201,12 +208,31 @@ fn hint_for_unknown(typed: &str) -> String {
     format!("did you mean {}? {any}", meant.join(" or "))
 }
 
+/// Refuses audits that do not fit, and those that `train` would refuse.
+fn check_audit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<(), Failure> {
+    if arguments.audit_every.is_none() {
+        return Ok(());
+    }
+    if ranks.all > 1 {
+        return Err(audit::not_for_ranks());
+    }
+    if given.cards.iter().any(Option::is_some) {
+        let hint = "leave out --audit-every, or name devices that are here";
+        return Err(Failure::usage("audits are planned for devices of this machine", hint));
+    }
+    fits::check_audit(run, audit::auditing(run, arguments.audit_on.as_deref())?, &given.memories)
+}
+
 /// Plans for one rank, or for the only process: the object for `--json`, and whether it fits.
 /// Without `--json` the plan is printed.
 fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<Planned, Failure> {
     let mut object = None;
+    let audits = match check_audit(run, arguments, given, ranks) {
+        Err(refusal) if refusal.code != 4 => return Err(refusal),
+        checked => checked.err(),
+    };
     let refusal = if run.devices.len() > 1 {
-        let fit = split_fit(run, given, ranks)?;
+        let fit = split_fit(run, given, ranks).map_err(with_hint)?;
         tell_unused(run)?;
         let advice = advice::shown(fit.advice(run, given, ranks));
         let shown = Shown { all: &advice };
@@ -219,7 +245,7 @@ fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Res
         tell_disk(&disk);
         fit.refusal(advice.first())
     } else {
-        let fit = memory_fit(run, given, ranks)?;
+        let fit = memory_fit(run, given, ranks).map_err(with_hint)?;
         tell_unused(run)?;
         let advice = advice::shown(fit.advice(run, given, ranks));
         let shown = Shown { all: &advice };
@@ -232,8 +258,19 @@ fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Res
         disk.iter().for_each(tell_disk);
         fit.refusal(advice.first())
     };
+    let refusal = refusal.or(audits);
+    if let (Some(object), Some(_)) = (&mut object, &refusal) {
+        object["fits"] = false.into();
+    }
     // The printed result already says that it does not fit.
     Ok((object, refusal.map_or(Ok(()), |refusal| Err(refusal.told()))))
+}
+
+/// A device that is not here can be planned for.
+fn with_hint(failure: Failure) -> Failure {
+    let hint = "name the card (`--device mi50`, once for each rank), or give `--memory SIZE`, to plan for one that is \
+                not here; `isobit devices` lists those that are";
+    if failure.code == 6 { Failure::device(failure.message, hint) } else { failure }
 }
 
 fn tell_disk(disk: &DiskFit) {

@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use crate::backend::{self, cores};
-use isobit_kernels::gpu::Api;
+use isobit_proof::name::counted;
 use isobit_training::config::{Device, Run};
 use isobit_training::prepare::RunError;
 use isobit_training::ranks::launch::Launch;
@@ -51,22 +51,17 @@ pub(crate) fn of_rank(run: &Run, world: &dyn World) -> Result<Run, Failure> {
     if !run.devices_by_rank.is_empty() {
         let (named, size) = (run.devices_by_rank.len(), world.size());
         if named != size {
-            let message = format!("`devices_by_rank` names the devices of {named} ranks, but there are {size}");
-            return Err(Failure::usage(message, "name one entry per rank, or only `device`"));
+            let (lists, ranks) = (counted(named as u64, "device list"), counted(size as u64, "rank"));
+            let message = format!("`devices_by_rank` has {lists} for {ranks}");
+            return Err(Failure::usage(message, "give each rank one, or say `--device` for all"));
         }
         run.devices = run.devices_by_rank[world.rank()].clone();
     }
     let neighbours = world.neighbours();
     if run.devices == [Device::Auto] && neighbours.count > 1 {
         // Each rank of a machine gets a card of its own, as far as there are cards.
-        run.devices = vec![backend::card(neighbours.index).map_or(Device::Cpu, |card| {
-            let index = card.index as u32;
-            match card.api {
-                Api::Cuda => Device::Cuda(index),
-                Api::Hip => Device::Hip(index),
-                Api::OpenCl => Device::OpenCl(index),
-            }
-        })];
+        let card = backend::card(neighbours.index);
+        run.devices = vec![card.map_or(Device::Cpu, |card| backend::Chosen::Gpu(card).in_config())];
     }
     if run.threads == 0 && neighbours.sharing > 1 {
         run.threads = (cores().unwrap_or(1) / neighbours.sharing).max(1) as u32;

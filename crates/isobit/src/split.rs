@@ -172,6 +172,18 @@ impl SplitFit {
         Some(Failure { code: 4, message, hint: Some(advice::hint(first)) })
     }
 
+    /// What the run takes of the memory that a device computes in.
+    pub(crate) fn bytes_on(&self, device: Chosen) -> u64 {
+        let is_cpu = |device: Chosen| matches!(device, Chosen::Cpu { .. });
+        let holds = |pool: &&Pool| match pool.stages.first() {
+            // Host memory beside cards.
+            None => is_cpu(device),
+            Some(at) if is_cpu(device) => is_cpu(self.split.devices[*at]),
+            Some(at) => self.split.devices[*at] == device,
+        };
+        self.pools.iter().filter(holds).map(|pool| pool.needed).sum()
+    }
+
     /// Numbers that all stages train.
     pub(crate) fn trained_count(&self) -> u64 {
         self.stages.iter().map(|stage| stage.plan.trained_count as u64).sum()
@@ -414,14 +426,6 @@ fn moved(counts: &[usize], stages: &[StageFit], pools: &[Pool]) -> Option<Vec<us
     next[from] -= count;
     next[to] += count;
     Some(next)
-}
-
-impl Chosen {
-    /// The devices of a config.
-    pub(crate) fn all_of(run: &Run) -> Result<Vec<Self>, Failure> {
-        let names: Vec<String> = run.devices.iter().map(ToString::to_string).collect();
-        Self::parse_list(&names.iter().map(String::as_str).collect::<Vec<_>>(), run.threads as usize)
-    }
 }
 
 #[cfg(test)]

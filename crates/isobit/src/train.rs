@@ -32,7 +32,6 @@ use isobit_training::run::{Outcome, is_sharded, train, train_with};
 use isobit_training::signal;
 use isobit_training::stages::{Divided, StageDevice, Stages};
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -67,7 +66,7 @@ pub(crate) struct Arguments {
     threads: Option<u32>,
     /// Every N updates compute one micro-batch a second time, on another device or with other
     /// threads, and stop if a bit differs: finds cards that compute wrongly. Needs the model a
-    /// second time
+    /// second time; ranks compare their weights instead
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     audit_every: Option<u64>,
     /// Where audits compute: cpu, opencl:N, cuda:N or hip:N [default: the CPU; with other threads
@@ -115,9 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         handshake::compare(&team, introduction).map_err(|error| ranks::said(&error, &team))?;
         train_on_device(arguments, ready.as_ref().map_err(Failure::clone)?, &team)
     };
-    let result = catch_unwind(AssertUnwindSafe(trained))
-        .unwrap_or_else(|thrown| Err(Failure::thrown(&*thrown).unwrap_or_else(|| resume_unwind(thrown))));
-    result.map_err(|failure| {
+    Failure::catch(trained).map_err(|failure| {
         if !team.knows_of_the_end() {
             // The others are stopped at once, and so is this process.
             let failure = failure.told();
@@ -166,7 +163,8 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let of_rank = ranks::of_rank(&run, world)?;
     let host_threads = Chosen::host_threads(of_rank.threads as usize)?;
     let ranks = Ranks { here: world.neighbours().count, all: world.size() };
-    let (devices, trained) = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks)?;
+    let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks);
+    let (devices, trained) = devices.map_err(Failure::with_way_out)?;
     let disk = trained.filter(|_| world.rank() == 0).map(|trained| DiskFit::of(&run, trained, true));
     let prepared = prepare(run)?;
     // Until here there is nothing to save, so a signal stops the process immediately.
@@ -253,7 +251,7 @@ impl Devices {
         if fit.fits() == Some(false) {
             let first = fit.advice(run, &given, ranks).next();
             if let Some(refusal) = fit.refusal(first.as_ref()) {
-                return Err(fits::with_way_out(refusal));
+                return Err(refusal);
             }
         }
         let trained = fit.trained_count();
@@ -411,7 +409,7 @@ impl Training<'_> {
         }
         let audit = {
             let (every, on, planned) = (arguments.audit_every, arguments.audit_on.as_deref(), !arguments.no_plan);
-            audit::auditor(every, on, prepared, team, planned)?
+            audit::auditor(every, on, prepared, team, &arguments.memory, planned)?
         };
         let console = Console::new(prepared, device, json, quiet).with_audit(audit);
         let mut console = console.with_page(page).with_receipt(environment, arguments.fixed);
@@ -465,15 +463,4 @@ fn kinds(prepared: &Prepared) -> Option<String> {
             prepared.run.profile.name()
         )
     })
-}
-
-/// The device named in a config.
-impl Chosen {
-    pub(crate) fn of(run: &Run) -> Result<Self, Failure> {
-        let [device] = run.devices[..] else {
-            let hint = "name one device; a list is for `train`, `plan`, `eval` and `bench step`";
-            return Err(Failure::usage("the config lists several devices", hint));
-        };
-        Self::parse(&device.to_string(), run.threads as usize)
-    }
 }

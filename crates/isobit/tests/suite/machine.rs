@@ -85,8 +85,14 @@ fn audits_must_fit_beside_their_run() {
     limited(&folder, kib, &[&["plan", "config.toml"], &wide[..], &kept].concat()).says(0, &[]);
     let train = ["train", "config.toml", "--set", "output_dir=audited", "--audit-every", "1"];
     let ran = limited(&folder, kib, &[&train[..], &wide, &kept].concat());
-    ran.says(4, &["this run needs ", " and its audits ", "(`ulimit -v`)", "leave out --audit-every", "`--no-plan`"]);
+    let refused = ["this run needs ", " and its audits ", "(`ulimit -v`)", "leave out --audit-every"];
+    ran.says(4, &[&refused[..], &["`--no-plan`"]].concat());
     assert!(!folder.has("audited"));
+    let plan = ["plan", "config.toml", "--audit-every", "1"];
+    limited(&folder, kib, &[&plan[..], &wide, &kept].concat()).says(4, &refused);
+    folder.run(&[&plan[..], &wide, &kept].concat()).says(0, &[]);
+    let elsewhere = [&plan[..], &["--device", "mi100"]].concat();
+    folder.run(&elsewhere).says(2, &["audits are planned for devices of this machine"]);
 }
 
 /// A library whose start-up routine changes the rounding mode and flushes subnormal numbers, as
