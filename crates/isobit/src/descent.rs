@@ -65,7 +65,7 @@ impl On {
             Some(Against::Reference) => Self::Reference,
             Some(Against::Cpu(Some(threads))) => Self::Device(Chosen::parse("cpu", threads)?),
             Some(Against::Device(selector)) => Self::Device(Chosen::parse(&selector.to_string(), 0)?),
-            None | Some(Against::Cpu(None)) => Self::Device(audit::other_than(prepared)?),
+            None | Some(Against::Cpu(None)) => Self::Device(audit::auditing(&prepared.run, None)?),
         }))
     }
 
@@ -149,14 +149,29 @@ pub(crate) enum Looked {
         updates: usize,
     },
     At(Box<Descent>),
+    /// Something differs in this update, and it could not be executed again: a device may be gone,
+    /// or have too little memory for a model of which nothing is offloaded.
+    Failed {
+        step: u64,
+        why: String,
+    },
 }
 
 impl Looked {
+    /// Descends into an update. What was found before stands, whatever becomes of this.
+    pub(crate) fn into(subject: &Subject, step: u64, on: [On; 2]) -> Self {
+        match Failure::catch(|| descend(subject, step, on)) {
+            Ok(descent) => Self::At(Box::new(descent)),
+            Err(failure) => Self::Failed { step, why: failure.message },
+        }
+    }
+
     /// Whether the devices differ from each other or from themselves.
     pub(crate) fn found(&self) -> bool {
         match self {
             Self::Same { .. } => false,
             Self::At(descent) => descent.found(),
+            Self::Failed { .. } => true,
         }
     }
 
@@ -167,6 +182,7 @@ impl Looked {
                 vec![format!("{first} and {second} write the same bits in every op of {updates}")]
             }
             Self::At(descent) => descent.text(),
+            Self::Failed { step, why } => vec![format!("update {step}: its ops were not compared: {why}")],
         }
     }
 
@@ -176,6 +192,7 @@ impl Looked {
                 json!({ "on": on.map(|on| on.to_string()), "updates": updates, "difference": null })
             }
             Self::At(descent) => descent.object(),
+            Self::Failed { step, why } => json!({ "step": step, "failed": why }),
         }
     }
 }
@@ -194,7 +211,7 @@ pub(crate) struct Descent {
 }
 
 /// Executes an update on two devices, each twice, and compares op by op.
-pub(crate) fn descend(subject: &Subject, step: u64, on: [On; 2]) -> Result<Descent, Failure> {
+fn descend(subject: &Subject, step: u64, on: [On; 2]) -> Result<Descent, Failure> {
     let (before, first) = on[0].run(First { subject, step })??;
     let (second, theirs) = on[1].run(Second { subject, before: &before, first: &first[0] })??;
     let pair = Pair { first, second };

@@ -54,7 +54,6 @@ use isobit_kernels::gpu;
 use isobit_training::{allocator, signal};
 use std::ffi::OsString;
 use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -135,12 +134,7 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(refusal) => return refused(&refusal),
     };
-    let result = catch_unwind(AssertUnwindSafe(|| run(arguments.command)));
-    let result = result.unwrap_or_else(|thrown| match Failure::thrown(&*thrown) {
-        Some(failure) => Err(failure),
-        None => resume_unwind(thrown),
-    });
-    match result {
+    match Failure::catch(|| run(arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.tell();

@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use crate::backend::{Job, Opening, on_device};
-use crate::descent::{self, Against, Looked, On, descend};
+use crate::descent::{self, Against, Looked, On};
 use crate::diff::coordinates;
 use crate::fits::Ranks;
 use crate::model;
@@ -112,7 +112,7 @@ impl Subject {
         let (run, base) = how.resolved(folder)?;
         // Nothing is generated again.
         let planned = Run { generate_prompts: Vec::new(), ..run.clone() };
-        let (devices, _) = Devices::of(&planned, &[], true, Ranks { here: 1, all: 1 })?;
+        let (devices, _) = Devices::of(&planned, &[], true, Ranks::ALONE)?;
         let threads = crate::backend::Chosen::host_threads(run.threads as usize)?;
         let prepared = prepare(run)?;
         let explained = replay::explain(&prepared, &chain, receipt.as_ref())?;
@@ -325,17 +325,25 @@ fn replayed(
     let (Some(second), Some(_)) = (second, arguments.against) else {
         let replayed = subject.replay(steps, quiet, watch)?;
         let step = replayed.difference.as_ref().and_then(Difference::computed);
-        let looked = second.zip(step).map(|(second, step)| descend(subject, step, [first, second])).transpose()?;
-        return Ok((replayed, looked.map(|descent| Looked::At(Box::new(descent)))));
+        let looked = second.zip(step).map(|(second, step)| Looked::into(subject, step, [first, second]));
+        return Ok((replayed, looked));
     };
     subject.check_recorded(&steps)?;
     let (replayed, ours) = descent::traced(first, subject, steps.clone(), watch)?;
-    let (other, theirs) = descent::traced(second, subject, steps, &mut |_| ())?;
+    let computed = |replayed: &Replayed| replayed.difference.as_ref().and_then(Difference::computed);
+    let (other, theirs) = match Failure::catch(|| descent::traced(second, subject, steps, &mut |_| ())) {
+        Ok(traced) => traced,
+        // What the first device found stands.
+        Err(failure) => {
+            let step = computed(&replayed).ok_or_else(|| failure.clone())?;
+            return Ok((replayed, Some(Looked::Failed { step, why: failure.message })));
+        }
+    };
     let parted = ours.iter().zip(&theirs).position(|(a, b)| a != b).map(|at| replayed.from + 1 + at as u64);
-    let differing = [&replayed, &other].map(|one| one.difference.as_ref().and_then(Difference::computed));
+    let differing = [&replayed, &other].map(computed);
     let step = differing.into_iter().chain([parted]).flatten().min();
     let looked = match step {
-        Some(step) => Looked::At(Box::new(descend(subject, step, [first, second])?)),
+        Some(step) => Looked::into(subject, step, [first, second]),
         None => Looked::Same { on: [first, second], updates: ours.len().min(theirs.len()) },
     };
     Ok((replayed, Some(looked)))
