@@ -2,6 +2,8 @@
 """Checks a statement of `isobit prove` without Isobit (docs/receipt-format.md): its signature, the
 files of the final folder, and every field, which is made again from the receipt and the files.
 
+    verify_statement.py run/statement.json run/final --key public.pem
+
 Needs Python 3.11 and the package `cryptography`. Replays nothing. Left to `isobit verify`: chain,
 checkpoints, MANIFEST.json, form of the receipt, and BLAKE3, here compared with the receipt's."""
 import argparse, base64, contextlib, hashlib, json, pathlib, re, sys
@@ -12,6 +14,10 @@ def need(holds, what):
 def once(pairs):  # Of two equal keys, another reader may take the other one.
     need(len(dict(pairs)) == len(pairs), "a key appears twice")
     return dict(pairs)
+def raw(text):  # One text for the same bytes.
+    data = base64.b64decode(text, validate=True)
+    need(base64.b64encode(data).decode() == text, "not base64 as it is written")
+    return data
 whole = lambda digits: digits if digits == "-0" else int(digits)
 parsed = lambda data: json.loads(data.decode(), object_pairs_hook=once, parse_int=whole)
 written = lambda value, **form: json.dumps(value, ensure_ascii=False, **form).encode()
@@ -22,10 +28,12 @@ for name in ("statement", "folder", "--key"):
     parser.add_argument(name, type=pathlib.Path)
 parser.add_argument("--challenge", type=str.lower)
 asked = parser.parse_args()
+is_hex = re.compile("[0-9a-f]{1,128}").fullmatch
+need(asked.challenge is None or is_hex(asked.challenge), "the challenge is not hexadecimal")
 
 # The envelope, and its signature: of several, one by the given key is enough.
 envelope = parsed(asked.statement.read_bytes())
-payload, signatures = base64.b64decode(envelope["payload"], validate=True), envelope["signatures"]
+payload, signatures = raw(envelope["payload"]), envelope["signatures"]
 need(set(envelope) == {"payload", "payloadType", "signatures"} and envelope["payloadType"] == TYPE
      and type(signatures) is list and len(signatures) <= 100, "not the envelope of a statement")
 for one in signatures:
@@ -33,16 +41,18 @@ for one in signatures:
     need(is_text and set(one) <= {"keyid", "sig"}, "a signature is not one of DSSE")
 if asked.key:
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
     key = serialization.load_pem_public_key(asked.key.read_bytes())
-    how = [ec.ECDSA(hashes.SHA256())] if isinstance(key, ec.EllipticCurvePublicKey) else []
+    is_p256 = isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
+    need(is_p256 or isinstance(key, ed25519.Ed25519PublicKey), "the key is not Ed25519 or P-256")
+    how = [ec.ECDSA(hashes.SHA256())] if is_p256 else []
     message = b"DSSEv1 %d %s %d %s" % (len(TYPE), TYPE.encode(), len(payload), payload)
     for one in signatures:
         with contextlib.suppress(Exception):
-            key.verify(base64.b64decode(one["sig"]), message, *how)
+            key.verify(raw(one["sig"]), message, *how)
             break
     else:
-        raise ValueError("no signature is of the given key")
+        raise ValueError("no signature was made with the given key")
 
 # The receipt, and the files of the folder.
 found, receipt = parsed(payload), parsed((asked.folder / "receipt.json").read_bytes())
@@ -54,7 +64,7 @@ files = {one["name"]: one["digest"] for one in found["subject"] if one["name"] =
 need(re.fullmatch("[0-9a-f]{64}", files["receipt.json"]["blake3"]), "the receipt has no hash")
 files |= receipt["result"]
 present = {path.name: path.is_file() for path in asked.folder.iterdir() if path.name not in BESIDE}
-need(present == dict.fromkeys(files, True), f"not the files of the statement: {list(present)}")
+need(present == dict.fromkeys(files, True), f"not a final folder with {list(files)}")
 sha256 = lambda name: hashlib.file_digest(open(asked.folder / name, "rb"), "sha256").hexdigest()
 subjects = [named(one, sha256=sha256(one), blake3=files[one]["blake3"]) for one in sorted(files)]
 
@@ -62,7 +72,7 @@ subjects = [named(one, sha256=sha256(one), blake3=files[one]["blake3"]) for one 
 every, updates, given = receipt["segment"], made["updates"], said["challenge"].get("hex")
 most, count = -(-updates // every), sum(one["reexecuted"] is True for one in said["segments"])
 need(len(said["segments"]) == most and count > 0, "other segments, or none replayed")
-need(re.fullmatch("[0-9a-f]{1,128}", given or "0"), "the challenge is none")
+need(given is None or is_hex(given), "the challenge is malformed")
 need(asked.challenge in (None, given) or count == most, "it does not answer the challenge")
 order, missed, tenth = list(range(most)), [1.0, 1.0], -(-most // 10)
 for at in range(count):  # As crates/proof/src/statement/segments.rs chooses.
@@ -95,6 +105,8 @@ details = {"builder": {"id": f"urn:isobit:program:{receipt['program']}"},
 predicate = {"buildDefinition": build, "runDetails": details, "isobit_reexecution": again}
 wanted = {"_type": "https://in-toto.io/Statement/v1", "predicate": predicate, "subject": subjects,
           "predicateType": "https://slsa.dev/provenance/v1"}
+changed = [one["name"] for one in subjects if one not in found["subject"]]
+need(not changed, f"not as the statement says: {changed}")
 need(written(found, sort_keys=True) == written(wanted, sort_keys=True), "a field is wrong")
 print(f"verified: {len(files)} files, signature", "valid" if asked.key else "not checked")
 print(f"receipt {digest}: {count} of {most} segments replayed, chosen by {by}", given or "")

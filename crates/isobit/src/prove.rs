@@ -147,7 +147,7 @@ type Reexecuted = Result<Reexecution, (Replayed, RangeInclusive<u64>)>;
 fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Result<Reexecuted, Failure> {
     let saved = checkpoint::steps(&arguments.run).map_err(RunError::from)?;
     let (updates, every) = (receipt.made.updates, receipt.segment.unwrap_or(receipt.made.updates));
-    let segments = statement::divided(updates, every, &saved.into_iter().collect());
+    let mut segments = statement::divided(updates, every, &saved.into_iter().collect());
     let challenge = arguments.challenge.clone().map_or(Challenge::None, Challenge::Given);
     let count = arguments.segments.map_or(segments.len(), |count| count as usize);
     let replayed = statement::chosen(&challenge, receipt.digest, segments.len(), count);
@@ -159,6 +159,7 @@ fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Re
         tell(&format!("note: {} can be replayed only from {start}", replay::updates(first, last)));
     }
     for steps in joined(&segments, &replayed) {
+        let is_first = |segment: &&mut Segment| segment.first == *steps.start();
         let mut watch = |event: Event| match event {
             Event::Agrees(step) if !quiet => tell(&format!("update {step}: the same bits")),
             Event::Skipped(why) => tell(&format!("note: not used: {why}")),
@@ -168,6 +169,8 @@ fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Re
         if result.difference.is_some() {
             return Ok(Err((result, steps)));
         }
+        // A checkpoint may be of no use; it has been named.
+        segments.iter_mut().filter(is_first).for_each(|segment| segment.from = segment.from.min(result.from));
     }
     let environment = BTreeMap::from([
         ("device".to_string(), subject.device()),

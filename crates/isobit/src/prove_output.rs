@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 pub(crate) struct Output {
     path: PathBuf,
-    /// A new file beside the old one; none for a pipe or a device, which is written as it is.
-    file: Option<AtomicFile>,
+    /// False for a pipe or a device, which is written as it is.
+    is_file: bool,
 }
 
 impl Output {
@@ -30,23 +30,22 @@ impl Output {
                 Ok(earlier) if earlier.is_signed() && !signed => {
                     return Err(refused("is a signed statement; this one would not be signed"));
                 }
-                Ok(_) => (),
-                Err(_) => return Err(refused("exists, and is not a statement")),
+                Ok(earlier) if statement::is_of_training(&earlier) => (),
+                _ => return Err(refused("exists, and is not a statement of `isobit prove`")),
             },
-            Ok(_) => return Ok(Self { path: target, file: None }),
+            Ok(_) => return Ok(Self { path: target, is_file: false }),
             Err(_) if is_inside(run, &path) => return Err(refused("is inside the run, which has no such file")),
             Err(_) => (),
         }
-        Ok(Self { file: Some(AtomicFile::create(&target)?), path })
+        // Can be written; a signal during the replay leaves nothing.
+        drop(AtomicFile::create(&target)?);
+        Ok(Self { path, is_file: true })
     }
 
     /// An empty folder beside the statement, removed when it is dropped.
     pub(crate) fn temporary(&self) -> Result<Temporary, Failure> {
         let beside = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).map(Path::to_path_buf);
-        let place = match self.file {
-            Some(_) => beside.unwrap_or_else(|| PathBuf::from(".")),
-            None => std::env::temp_dir(),
-        };
+        let place = if self.is_file { beside.unwrap_or_else(|| PathBuf::from(".")) } else { std::env::temp_dir() };
         let path = place.join(format!(".isobit-{}.partial", std::process::id()));
         std::fs::create_dir(&path).map_err(|error| FileError::from_io("write", &path, error))?;
         Ok(Temporary(path))
@@ -55,7 +54,8 @@ impl Output {
     /// Writes the statement; returns where it is.
     pub(crate) fn write(self, envelope: &Envelope) -> Result<PathBuf, Failure> {
         let text = envelope.to_text();
-        if let Some(mut file) = self.file {
+        if self.is_file {
+            let mut file = AtomicFile::create(&self.path.canonicalize().unwrap_or_else(|_| self.path.clone()))?;
             file.write(text.as_bytes())?;
             file.commit()?;
         } else {

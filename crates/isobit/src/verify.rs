@@ -76,7 +76,13 @@ pub(crate) fn folder(path: &Path) -> Result<Report, Failure> {
         let message = format!("{} is a file", path.display());
         return Err(Failure::usage(message, "name a run folder, or the final folder of a run"));
     }
-    let mut report = verify::verify(path)?;
+    let existed = path.exists();
+    let report = verify::verify(path);
+    if existed && !path.exists() {
+        let message = format!("{} was removed while it was read", path.display());
+        return Err(Failure::usage(message, "a run prunes its checkpoints; name one that stays"));
+    }
+    let mut report = report?;
     if report.kind == "run" {
         if has_saved_nothing(path) {
             let message = format!("{} has saved nothing yet: no checkpoint and no receipt", path.display());

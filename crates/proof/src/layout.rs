@@ -56,15 +56,21 @@ pub(crate) fn belongs(name: &str) -> bool {
     listed.any(|listed| *listed == name) || checkpoint_step(name).is_some()
 }
 
+/// Whether this is a file, of what a run folder may hold beside what is recorded.
+pub(crate) fn is_file_of_run(name: &str) -> bool {
+    name != TENSORBOARD && UNRECORDED.iter().chain(&ADDED).any(|listed| *listed == name)
+}
+
 /// The folder of a step inside the run folder.
 pub fn checkpoint_name(step: u64) -> String {
     format!("{CHECKPOINT}{step}")
 }
 
-/// The step in a checkpoint's folder name; None for other names.
+/// The step in a checkpoint's folder name; None for other names. No run writes one before its first
+/// update: what it starts from is the base.
 pub fn checkpoint_step(name: &str) -> Option<u64> {
     let step = name.strip_prefix(CHECKPOINT)?.parse().ok()?;
-    (checkpoint_name(step) == name).then_some(step)
+    (step > 0 && checkpoint_name(step) == name).then_some(step)
 }
 
 #[cfg(test)]
@@ -101,9 +107,15 @@ mod tests {
     #[test]
     fn a_checkpoint_is_named_by_its_step_in_one_way() {
         assert_eq!(checkpoint_step(&checkpoint_name(200)), Some(200));
-        for other in
-            ["checkpoint-", "checkpoint-02", "checkpoint-+2", "checkpoint-2x", "Checkpoint-2", ".checkpoint-2.partial"]
-        {
+        for other in [
+            "checkpoint-",
+            "checkpoint-0",
+            "checkpoint-02",
+            "checkpoint-+2",
+            "checkpoint-2x",
+            "Checkpoint-2",
+            ".checkpoint-2.partial",
+        ] {
             assert_eq!(checkpoint_step(other), None, "{other}");
         }
     }

@@ -157,7 +157,9 @@ fn nearest(
     for step in checkpoint::steps(output)?.into_iter().rev().filter(|step| *step < first) {
         let folder = checkpoint::folder_of(output, step);
         match checkpoint::open(&folder, &prepared.identity) {
-            Ok(opened) if opened.progress.chain == chain.link(step) => return Ok(Some(opened)),
+            Ok(opened) if opened.progress.step == step && opened.progress.chain == chain.link(step) => {
+                return Ok(Some(opened));
+            }
             Ok(_) => watch(Event::Skipped(format!("{}: its link is not in the chain", folder.display()))),
             Err(error) => watch(Event::Skipped(error.to_string())),
         }

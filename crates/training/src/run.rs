@@ -22,7 +22,7 @@ use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::starting_adapter;
 use crate::state::State;
-use crate::step::{Evaluation, StepReport};
+use crate::step::{Evaluation, StepReport, StepSettings};
 use crate::tensorboard::EventFile;
 use crate::trainer::{Placement, Trainer};
 use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
@@ -290,6 +290,7 @@ fn steps<E: Engine>(
     let mut since_log = SinceLog::default();
     let patience = run.training.early_stopping_patience;
     let stops_early = |progress: &Progress| patience > 0 && progress.evals_without_improvement >= patience;
+    let ahead = team.from_first(|| Ok(checkpoint::kept_ahead(&run.output_dir, state.progress.step)?))?;
     if stops_early(&state.progress) {
         // Resumed after its last update.
         return Ok(Outcome::Finished { step: state.progress.step, early: true });
@@ -300,12 +301,7 @@ fn steps<E: Engine>(
         let (completed, begun) = (state.progress.step, watch.seconds());
         let rows = rows_of(prepared, &mut order, completed);
         let learning_rate = schedule.at(completed);
-        if let Some((auditor, number)) = watch.auditor(completed + 1) {
-            let tokens = audit::check(&state.engine, auditor, &rows, (completed + 1, number), &settings)?;
-            if let Some(tokens) = tokens {
-                watch.audited(completed + 1, tokens);
-            }
-        }
+        audit_if_due(&state.engine, &rows, completed + 1, &settings, watch)?;
         let waited = team.seconds();
         let State { engine, shards, .. } = state;
         let report = match shards {
@@ -330,7 +326,9 @@ fn steps<E: Engine>(
         }
         let early = stops_early(&state.progress);
         let signal = if team.is_alone() { watch.stop() } else { team.signal() };
-        let kept = is_kept(prepared, step, better);
+        // A later checkpoint, of before a resume, may hold the digest of other log lines: it is
+        // written again.
+        let kept = is_kept(prepared, step, better) || ahead.contains(&step);
         if kept || early || signal.is_some() {
             let only_signal = !(kept || early);
             let moments = state.shards.as_ref().map(|shards| shards.gather_moments(team)).transpose()?;
@@ -346,6 +344,21 @@ fn steps<E: Engine>(
         }
     }
     Ok(Outcome::Finished { step: state.progress.step, early: false })
+}
+
+/// Computes a micro-batch of an update a second time, if that is due.
+fn audit_if_due<E: Engine>(
+    engine: &E,
+    rows: &[&Row],
+    step: u64,
+    settings: &StepSettings,
+    watch: &mut dyn Watch,
+) -> Result<(), RunError> {
+    let Some((auditor, number)) = watch.auditor(step) else { return Ok(()) };
+    if let Some(tokens) = audit::check(engine, auditor, rows, (step, number), settings)? {
+        watch.audited(step, tokens);
+    }
+    Ok(())
 }
 
 /// Counts an update that is done.

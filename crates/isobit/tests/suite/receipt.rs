@@ -327,6 +327,37 @@ fn two_records_say_what_differed_first_and_why() {
     folder.run(&["diff", "run/checkpoint-4", "run/final"]).says(1, &[]);
 }
 
+/// What a run starts from is the base: nobody puts a checkpoint in its place.
+#[test]
+fn there_is_no_checkpoint_before_the_first_update() {
+    let folder = trained(None);
+    let (from, to) = (folder.path("run/checkpoint-2"), folder.path("run/checkpoint-0"));
+    std::fs::create_dir(&to).expect("made");
+    for name in files(&from) {
+        std::fs::copy(from.join(&name), to.join(&name)).expect("copied");
+    }
+    let found = folder.run(&["verify", "run"]);
+    assert!(found.code == 8 && found.out.contains("checkpoint-0: it does not belong to the run"), "{}", found.out);
+    let replayed = folder.run(&["replay", "run", "--steps", "1..2"]);
+    assert!(replayed.code == 0 && replayed.err.contains("from the base"), "{}{}", replayed.out, replayed.err);
+    folder.run(&["prove", "run", "-q"]).says(8, &["checkpoint-0: it does not belong to the run"]);
+    folder.run(&["train", "config.toml", "--resume-from", "checkpoint-0"]).says(2, &["is not a checkpoint of"]);
+}
+
+/// A run that is resumed from an earlier checkpoint with other lines of metrics writes the later
+/// ones again, which hold a digest of these lines.
+#[test]
+fn checkpoints_ahead_of_a_resume_are_written_again() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["max_steps=6", "save_steps=2", "logging_steps=1"]);
+    let other = ["max_steps=6", "save_steps=3", "logging_steps=5"];
+    folder.trained("run", &[&other[..], &["--resume-from=checkpoint-2"]].concat());
+    assert_eq!(names(&folder.path("run")).iter().filter(|name| name.starts_with("checkpoint-")).count(), 4);
+    folder.run(&["verify", "run"]).says(0, &[]);
+    folder.trained("run", &[&other[..], &["--resume-from=checkpoint-4"]].concat());
+    folder.run(&["verify", "run"]).says(0, &[]);
+}
+
 /// Final weights that were replaced together with manifest and receipts.
 #[test]
 fn replaced_final_weights_are_found() {

@@ -159,6 +159,25 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
     ]
 }
 
+/// Keys that cannot do what is asked, and a statement of another tool, which is never replaced.
+#[test]
+fn keys_and_statements_of_others() {
+    let folder = trained(None);
+    folder.put("key.pem", KEY);
+    let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIGb\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    folder.put("encrypted.pem", encrypted);
+    let prove = ["prove", "run", "-q", "--segments", "1", "--key"];
+    folder.run(&[&prove[..], &["encrypted.pem"]].concat()).says(2, &["the key is encrypted"]);
+    folder.run(&[&prove[..], &["key.pem"]].concat()).says(0, &[]);
+    folder.run(&["verify", "run", "--key", "key.pem"]).says(2, &["it is a private key"]);
+    let other = br#"{"predicate":{"buildDefinition":{"buildType":"https://example.com/build"}}}"#;
+    Envelope::new(other, None).write(&folder.path("other.json")).expect("written");
+    let before = folder.text("other.json");
+    let refused = folder.run(&[&prove[..], &["key.pem", "-o", "other.json"]].concat());
+    refused.says(2, &["exists, and is not a statement of `isobit prove`"]);
+    assert_eq!(folder.text("other.json"), before);
+}
+
 /// Both kinds of key, and everything that a hostile envelope may have, for both checkers.
 #[test]
 fn hostile_envelopes_are_refused() {

@@ -20,6 +20,9 @@ const BYTES_MAX: u64 = 1 << 14;
 const PRIVATE: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 const PUBLIC: [u8; 12] = [0x30, 0x2a, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 0x21, 0];
 
+const ENCRYPTED: &str = "the key is encrypted; `openssl pkey -in KEY -out PLAIN` decrypts it";
+const PRIVATE_GIVEN: &str = "it is a private key, which only the signer should have; checking takes the public one";
+
 /// A key that signs.
 pub enum PrivateKey {
     Ed25519(ed25519_dalek::SigningKey),
@@ -36,8 +39,11 @@ pub enum PublicKey {
 impl PrivateKey {
     pub fn read(path: &Path) -> Result<Self, FileError> {
         let text = regular::read_text(path, BYTES_MAX)?;
-        Self::parse(&text)
-            .ok_or_else(|| FileError::malformed(path, "it is not an Ed25519 or ECDSA P-256 private key in PEM"))
+        Self::parse(&text).ok_or_else(|| {
+            let is_encrypted = text.contains("ENCRYPTED");
+            let what = if is_encrypted { ENCRYPTED } else { "it is not an Ed25519 or ECDSA P-256 private key in PEM" };
+            FileError::malformed(path, what)
+        })
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -70,11 +76,13 @@ impl PrivateKey {
 }
 
 impl PublicKey {
-    /// Reads a public key, or takes that of a private key.
     pub fn read(path: &Path) -> Result<Self, FileError> {
         let text = regular::read_text(path, BYTES_MAX)?;
-        let key = Self::parse(&text).or_else(|| PrivateKey::parse(&text).map(|key| key.public()));
-        key.ok_or_else(|| FileError::malformed(path, "it is not an Ed25519 or ECDSA P-256 public key in PEM"))
+        Self::parse(&text).ok_or_else(|| {
+            let is_private = PrivateKey::parse(&text).is_some();
+            let what = if is_private { PRIVATE_GIVEN } else { "it is not an Ed25519 or ECDSA P-256 public key in PEM" };
+            FileError::malformed(path, what)
+        })
     }
 
     fn parse(text: &str) -> Option<Self> {

@@ -31,6 +31,15 @@ pub const NAME: &str = "statement.json";
 const TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE: &str = "https://slsa.dev/provenance/v1";
 const BUILD_TYPE: &str = "urn:isobit:training:2";
+/// Of any version.
+const BUILD_TYPES: &str = "urn:isobit:training:";
+
+/// Whether an envelope holds a statement of a training run, and not one of another tool.
+pub fn is_of_training(envelope: &Envelope) -> bool {
+    let payload = envelope.payload().and_then(|payload| serde_json::from_slice::<Value>(&payload).ok());
+    let kind = payload.as_ref().and_then(|of| of["predicate"]["buildDefinition"]["buildType"].as_str());
+    kind.is_some_and(|kind| kind.starts_with(BUILD_TYPES))
+}
 
 /// What was executed again.
 #[derive(Clone, Debug, PartialEq)]

@@ -150,6 +150,8 @@ impl Whole<'_> {
                 report.notes.push(format!("{name} was left by a crash; `train --resume` removes it"));
             } else if !layout::belongs(&name) {
                 report.add_finding(&self.folder.join(&name), "it does not belong to the run");
+            } else if layout::is_file_of_run(&name) && self.folder.join(&name).is_dir() {
+                report.add_finding(&self.folder.join(&name), "it is a folder, not a regular file");
             }
         }
         Ok(())
@@ -266,6 +268,9 @@ impl Whole<'_> {
             }
             return Ok(());
         }
+        for name in BESIDE_RESULT.iter().filter(|name| folder.join(name).is_dir()) {
+            report.add_finding(&folder.join(name), "it is a folder, not a regular file");
+        }
         let Some(manifest) = manifest(report, &folder, &BESIDE_RESULT)? else { return Ok(()) };
         let path = folder.join(receipt::NAME);
         let Some(own) = report.damage_as_finding(&path, Receipt::read(&folder))? else { return Ok(()) };
@@ -288,7 +293,7 @@ impl Whole<'_> {
         }
         check_result(report, &folder, &manifest, &own);
         if let Some(stored) = self.stored() {
-            stored.check_final(report, &folder, final_step(&own.made))?;
+            stored.check_final(report, &folder, (final_step(&own.made), receipt.made.finished))?;
         }
         Ok(())
     }

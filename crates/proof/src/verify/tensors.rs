@@ -36,7 +36,8 @@ impl Stored<'_> {
         };
         let adapter = folder.join(ADAPTER);
         let path = if adapter.is_file() { adapter } else { folder.join(MODEL) };
-        if let Some(file) = report.damage_as_finding(&path, SafeTensors::open(&path))? {
+        let weights = report.damage_as_finding(&path, SafeTensors::open(&path))?;
+        if let Some(file) = &weights {
             let digests = self.digests(|name| digest(file.get(name).ok()?));
             self.compare(report, &path, (Item::Weights(None), step), &digests, (update.weights, &update.parts.weights));
             self.check_names(report, &path, file.names(), &[""]);
@@ -49,13 +50,26 @@ impl Stored<'_> {
             self.compare(report, &path, (Item::State(None), step), &digests, (update.state, &update.parts.state));
             self.check_names(report, &path, file.names(), &MOMENTS);
             check_types(report, &path, file.tensors(), &[Dtype::F32]);
+            let shape = |name: &str| Some(weights.as_ref()?.get(name).ok()?.shape);
+            let has_other = |tensor: &Tensor<'_>| {
+                let of = MOMENTS.iter().find_map(|start| tensor.name.strip_prefix(start));
+                of.and_then(shape).is_some_and(|shape| shape != tensor.shape)
+            };
+            if let Some(tensor) = file.tensors().find(has_other) {
+                report.add_finding(&path, format!("{} has another shape than its weight", quoted(tensor.name)));
+            }
         }
         Ok(())
     }
 
     /// Weights of the final folder: those of this update, and of its checkpoint, rounded, if they
-    /// are rounded.
-    pub(super) fn check_final(&self, report: &mut Report, folder: &Path, step: u64) -> Result<(), FileError> {
+    /// are rounded. A finished run keeps that checkpoint.
+    pub(super) fn check_final(
+        &self,
+        report: &mut Report,
+        folder: &Path,
+        (step, finished): (u64, bool),
+    ) -> Result<(), FileError> {
         let Some(last) = report.damage_as_finding(folder, open(folder))? else { return Ok(()) };
         let checkpoint = folder.with_file_name(checkpoint_name(step));
         let saved = if checkpoint.is_dir() { report.damage_as_finding(&checkpoint, open(&checkpoint))? } else { None };
@@ -90,7 +104,12 @@ impl Stored<'_> {
         let is_rounded = |name: &String| last.get(name).is_ok_and(|tensor| tensor.dtype != Dtype::F32);
         if saved.is_none() && self.chain.origin.tensors.iter().any(is_rounded) {
             let gone = checkpoint_name(step);
-            report.notes.push(format!("final weights are rounded and {gone} is gone: only a replay compares them"));
+            if finished {
+                let what = format!("its weights are rounded, and {gone}, which they are compared with, is missing");
+                report.add_finding(folder, what);
+            } else {
+                report.notes.push(format!("final weights are rounded and {gone} is gone: only a replay compares them"));
+            }
         }
         Ok(())
     }

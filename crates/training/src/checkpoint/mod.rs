@@ -20,7 +20,7 @@ mod crash;
 
 pub use error::{Error, IdentityDifference};
 pub use folder::{Latest, Pointer, begin, best, clean, go_back_to, latest, mark_best, prune, restore_best};
-pub use owner::{Start, examine, steps};
+pub use owner::{Start, examine, kept_ahead, steps};
 pub use read::{Opened, inspect, load, open, open_as_it_is};
 pub use state::{Best, Identity, Progress, Snapshot};
 pub use stopped::announce;

@@ -118,6 +118,17 @@ pub fn steps(output_dir: &Path) -> Result<Vec<u64>, Error> {
     Ok(steps)
 }
 
+/// Steps after `step` of checkpoints that stay, of before a resume: not those requested only by a
+/// signal.
+pub fn kept_ahead(output_dir: &Path, step: u64) -> Result<Vec<u64>, Error> {
+    if !output_dir.is_dir() {
+        return Ok(Vec::new());
+    }
+    let by_signal = stopped::steps(output_dir)?;
+    let all = steps(output_dir)?.into_iter();
+    Ok(all.filter(|ahead| *ahead > step && !by_signal.contains(ahead)).collect())
+}
+
 /// Checks that no run is in the folder.
 fn check_new(output_dir: &Path, steps: &[u64]) -> Result<(), Error> {
     for folder in steps.iter().map(|step| folder_of(output_dir, *step)).chain([output_dir.join(FINAL)]) {

@@ -354,7 +354,7 @@ impl Engine for Stages {
     fn update_digests(&self, gradients: &StageGradients) -> Result<Vec<TensorDigests>, StepError> {
         let digests = |answer| match answer {
             Answer::Digests(digests) => digests,
-            _ => Vec::new(),
+            _ => unreachable!("a question for digests is answered with them"),
         };
         let answers = self.ask_all(|_| Command::Digests { slot: gradients.slot })?;
         Ok(answers.into_iter().flat_map(digests).collect())
