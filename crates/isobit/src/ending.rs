@@ -175,7 +175,7 @@ fn warning(Ending { summary, vocabulary, .. }: &Ending) -> Option<String> {
     let even = even_loss(*vocabulary);
     Some(format!(
         "warning: {what}; uniform guessing over {vocabulary} tokens gives {even:.4}\n\
-         hint: lower `learning_rate`, and keep `max_grad_norm` above 0"
+         hint: lower `learning_rate` and keep `max_grad_norm` above 0; if the loss hardly moved, train longer"
     ))
 }
 

@@ -93,23 +93,26 @@ impl Summary {
                 Some((measured(line.step, &line.loss_bits)?, line.grad_norm_bits.as_deref().and_then(number)?))
             })
             .collect();
+        let evals: Vec<Measured> = lines.iter().filter_map(|line| measured(line.step, &line.eval_loss_bits)).collect();
         let mut best_eval: Option<Measured> = None;
-        for eval in lines.iter().filter_map(|line| measured(line.step, &line.eval_loss_bits)) {
+        for eval in &evals {
             if best_eval.is_none_or(|best| eval.loss < best.loss) {
-                best_eval = Some(eval);
+                best_eval = Some(*eval);
             }
         }
+        let fell = evals.first().zip(evals.last()).is_some_and(|(first, last)| last.loss < first.loss);
         Self {
             first: train.first().map(|(measured, _)| *measured),
             last: train.last().map(|(measured, _)| *measured),
             best_eval,
-            verdict: verdict(&train, vocabulary),
+            verdict: verdict(&train, fell, vocabulary),
         }
     }
 }
 
-/// Judges a run by its losses and gradient norms.
-fn verdict(train: &[(Measured, f64)], vocabulary: usize) -> Verdict {
+/// Judges a run by its losses and gradient norms, and by whether the loss of its held-out rows
+/// fell.
+fn verdict(train: &[(Measured, f64)], fell: bool, vocabulary: usize) -> Verdict {
     let (Some((first, _)), Some((last, norm))) = (train.first(), train.last()) else { return Verdict::Ok };
     if *norm == 0.0 && last.loss > 0.0 {
         return Verdict::Dead;
@@ -118,9 +121,10 @@ fn verdict(train: &[(Measured, f64)], vocabulary: usize) -> Verdict {
     let end = &train[train.len() - train.len().div_ceil(10)..];
     let mean = end.iter().map(|(measured, _)| measured.loss).sum::<f64>() / end.len() as f64;
     // A loss that fell did not explode, however large it still is: a short trial may begin far
-    // above guessing. A single line does not say whether it fell.
+    // above guessing. A single line does not say whether it fell, and the last may be of few rows:
+    // held-out rows are the same each time.
     let is_worse = mean > first.loss + EXPLODED;
-    let is_lost = train.len() > 1 && mean >= first.loss && mean > even_loss(vocabulary) + EXPLODED;
+    let is_lost = !fell && train.len() > 1 && mean >= first.loss && mean > even_loss(vocabulary) + EXPLODED;
     if is_worse || is_lost { Verdict::Exploded } else { Verdict::Ok }
 }
 
@@ -178,6 +182,10 @@ mod tests {
         // Exploded before the first line was written: 1000 equally likely tokens give a loss of
         // 6.9.
         assert_eq!(verdict(&[(20.0, 1.0), (20.0, 1.0)]), Verdict::Exploded);
+        let above_guessing = |evals: &[(u64, f64)]| of(&[(8.2, 1.0), (8.3, 1.0)], evals).verdict;
+        assert_eq!(above_guessing(&[]), Verdict::Exploded);
+        assert_eq!(above_guessing(&[(1, 8.1), (2, 8.2)]), Verdict::Exploded);
+        assert_eq!(above_guessing(&[(1, 8.2), (2, 8.1)]), Verdict::Ok, "held-out rows say that it learns");
         // One line does not say whether the loss fell.
         assert_eq!(verdict(&[(20.0, 1.0)]), Verdict::Ok);
         assert_eq!(verdict(&[(20.0, 1.0), (19.9, 1.0)]), Verdict::Ok, "it falls");
