@@ -18,18 +18,21 @@ const RUN: [&str; 5] = ["max_steps=12", "save_steps=3", "val_set_size=6", "eval_
 /// Laws, and the settings of each of their cases.
 const LAWS: [(&str, &[&[&str]]); 6] = [
     ("1 run again", &[&[]]),
-    ("2 threads", &[&["threads=2"], &["threads=3"]]),
+    ("2 threads: 1, 2, 3", &[&["threads=2"], &["threads=3"]]),
     (
-        "4 micro-batch splits",
+        "4 micro-batches: 4x4, 16x1, 2x8, 1x16",
         &[
             &["micro_batch_size=16", "gradient_accumulation_steps=1"],
             &["micro_batch_size=2", "gradient_accumulation_steps=8"],
             &["micro_batch_size=1", "gradient_accumulation_steps=16"],
         ],
     ),
-    ("5 recomputation", &[&["gradient_checkpointing=none"], &["gradient_checkpointing=selective"]]),
-    ("7 data workers", &[&["data_workers=2"], &["data_workers=5"]]),
-    ("8 layers over devices", &[&["device=[\"cpu\",\"cpu\"]"], &["device=[\"cpu\",\"cpu\",\"cpu\"]"]]),
+    (
+        "5 recomputation: full, selective, none",
+        &[&["gradient_checkpointing=none"], &["gradient_checkpointing=selective"]],
+    ),
+    ("7 data workers: 1, 2, 5", &[&["data_workers=2"], &["data_workers=5"]]),
+    ("8 layers over one, two, three CPUs", &[&["device=[\"cpu\",\"cpu\"]"], &["device=[\"cpu\",\"cpu\",\"cpu\"]"]]),
 ];
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
@@ -64,18 +67,22 @@ impl Bench {
         }
         let paths = laws_here::paths(&self.scene, &RUN)?;
         let on_paths = paths.iter().map(|run| self.differing(run)).sum::<Result<u64, _>>()?;
-        all += row("3 SIMD paths", paths.len(), on_paths);
+        all += row("3 SIMD paths: every one that the machine has, scalar included", paths.len(), on_paths);
         for (number, kill_at) in ["checkpoint-3", "checkpoint-6", "checkpoint-9"].into_iter().enumerate() {
             self.train_and_kill(&format!("6-{number}"), kill_at)?;
         }
         let killed = (0..3).map(|number| self.differing(&format!("6-{number}"))).sum::<Result<u64, _>>()?;
         all += row("6 killed and resumed", 3, killed);
-        all += row("9 ranks", 3, self.ranks()?);
+        all += row("9 ranks: 1, 2, 3, 4 (`gradient_groups = 4`)", 3, self.ranks()?);
         let (cards, on_cards) = self.cards()?;
-        all += row("10 CPU = GPU", cards, on_cards);
-        all += row("11 evaluation, any batch", 3, self.evaluations()?);
+        all += row("10 CPU = GPU: every card and OpenCL device of the machine", cards, on_cards);
+        all += row("11 evaluation in batches of 4, 1, 3, 16", 3, self.evaluations()?);
         let (lengths, logits) = laws_here::cache(&self.scene, &RUN)?;
-        all += row("11 generation with a cache", lengths, logits);
+        all += row(
+            &format!("11 generation with a cache against the full forward pass: {lengths} prefixes"),
+            lengths,
+            logits,
+        );
         if all == 0 { Ok(()) } else { Err(format!("{all} bits differ")) }
     }
 

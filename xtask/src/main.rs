@@ -93,7 +93,7 @@ cargo xtask drift [--every N] [--model FIXTURE]
     flips one bit of one result of every op of an update, in every pass, and says what notices: the recomputation check,
     an audit, replay; fails if a flip that changes a result is not found; --every N tries every N-th call
 cargo xtask plan-table [--device cpu|cuda:N] [--isobit PROGRAM] [--folder FOLDER] [--only N]
-    the memory that `isobit plan` predicts for ten runs beside what they take, as a Markdown table; fails if a prediction
+    the memory that `isobit plan` predicts for the runs of docs/memory.md beside what they take, as a Markdown table; fails if a prediction
     is below, or more than 3 % above (32 MB more below a gigabyte); models with random numbers are made in FOLDER
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables

@@ -63,7 +63,7 @@ pub(super) const ON_CPU: [Configuration; 12] = [
     },
 ];
 
-pub(super) const ON_CARD: [Configuration; 10] = [
+pub(super) const ON_CARD: [Configuration; 12] = [
     run("0.5B, LoRA, 8×512, full recomputation", model::B05, 8, 512, "full", LORA),
     run("0.5B, LoRA, 8×512, selective", model::B05, 8, 512, "selective", LORA),
     run("0.5B, LoRA, 8×512, none", model::B05, 8, 512, "none", LORA),
@@ -84,6 +84,11 @@ pub(super) const ON_CARD: [Configuration; 10] = [
     },
     run("experts (moe-small), LoRA, 8×1024, full", model::EXPERTS, 8, 1024, "full", ATTENTION),
     run("hybrid (hybrid-small), LoRA, 4×1024, selective", model::HYBRID, 4, 1024, "selective", LORA),
+    Configuration { is_text: true, ..run("0.5B, LoRA, 8×512, full, rows of text", model::B05, 8, 512, "full", LORA) },
+    Configuration {
+        is_text: true,
+        ..run("135M, full fine-tune, 8×1024, full, rows of text", model::M135, 8, 1024, "full", FULL)
+    },
 ];
 
 /// Updates, and micro-batches of each.
@@ -124,12 +129,13 @@ impl Configuration {
         (STEPS * MICRO_BATCHES * self.rows).max(self.evaluated)
     }
 
-    /// Rows are cut at the maximum length but for every fifth: fewer than there are micro-batches,
-    /// so that one has long rows alone, as a plan assumes. A token is two letters, some are more.
+    /// Rows are cut at the maximum length, but fewer than there are micro-batches are short, so
+    /// that one has long rows alone, as a plan assumes. A token is two letters, some are more.
     fn rows_of_text(&self) -> String {
         let mut text = String::new();
         for row in 0..self.count() {
-            let letters = if row % 5 < 4 { 4 * self.tokens } else { self.tokens * (row % 4 + 1) / 6 };
+            let is_long = row % (self.rows + 1) < self.rows;
+            let letters = if is_long { 4 * self.tokens } else { self.tokens * (row % 4 + 1) / 6 };
             let letters =
                 (0..letters).map(|at| if at % 7 == 6 { ' ' } else { char::from(b'a' + ((at * 5 + row) % 26) as u8) });
             let _ = writeln!(text, "{{\"text\":\"{}\"}}", letters.collect::<String>());

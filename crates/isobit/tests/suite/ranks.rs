@@ -208,7 +208,7 @@ mod mpi {
         ran.says(2, &["3 ranks cannot share 2 gradient groups", "gradient_groups = 3"]);
         assert_eq!(ran.err.matches("error: ").count(), 1, "{}", ran.err);
         let ran = ended(started(&folder, 2, "out", &["gradient_groups=2", "devices_by_rank=[\"cpu\"]"]));
-        ran.says(2, &["`devices_by_rank` names the devices of 1 ranks, but there are 2"]);
+        ran.says(2, &["`devices_by_rank` has 1 device list for 2 ranks"]);
         assert!(!folder.has("out"));
     }
 }

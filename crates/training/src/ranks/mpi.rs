@@ -315,7 +315,8 @@ impl Link {
         };
         checked(code, from as usize)?;
         let length = u64::from_le_bytes(length);
-        let Some(mut bytes) = try_room(length as usize).filter(|_| length <= MESSAGE_BYTES_MAX) else {
+        let room = if length <= MESSAGE_BYTES_MAX { try_room(length as usize) } else { None };
+        let Some(mut bytes) = room else {
             let why = format!("it sends {length} bytes at once, more than there is memory for");
             return Err(WorldError::Gone { rank: from as usize, why });
         };

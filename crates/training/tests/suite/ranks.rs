@@ -148,6 +148,11 @@ fn killed_anywhere_in_full() {
 }
 
 #[test]
+fn killed_anywhere_with_experts() {
+    killed_and_resumed_with_other_ranks(&Ground::new("qwen3moe-aux", FULL), &[(5, 3), (17, 2), (29, 4)]);
+}
+
+#[test]
 fn a_rank_that_hangs_is_named() {
     let ground = Ground::new("qwen2-base", LORA);
     // Rank 0 waits for rank 2 in the tree, which waits for rank 3.
