@@ -24,11 +24,11 @@ pub use required::{devices_or_skips, is_required, named_devices_or_skips, report
 pub use work::{SMALL_WORK_MAX, work_of};
 
 use isobit_kernels::backend::{BegunDigests, Bytes, Length};
-use isobit_kernels::gpu::{self, Api, Gpu, Selector};
+use isobit_kernels::gpu::{self, Api, Gpu, MatrixUnits, Selector};
 use isobit_kernels::observe::{Call, Observed, Observer};
 use isobit_kernels::op::{AnyBuffer, Output as Written};
 use isobit_kernels::tensor::Buffer;
-use isobit_kernels::{Backend, Cpu, Device, DeviceFailure, Element, Path, Reference};
+use isobit_kernels::{Backend, Cpu, Device, Element, Path, Reference};
 use isobit_numerics::digest::Digest;
 
 /// A named result, as bits.
@@ -126,17 +126,17 @@ impl EveryBackend {
 
     /// Devices whose name contains `name`, with the portable kernels only.
     pub fn portable(name: &str) -> Self {
-        Self::reopened(name, Gpu::open_portable)
+        Self::reopened(name, MatrixUnits::Portable)
     }
 
     /// The same with the `mma.sync` kernels of every NVIDIA device instead of Hopper's own.
     pub fn mma_sync(name: &str) -> Self {
-        Self::reopened(name, Gpu::open_mma_sync)
+        Self::reopened(name, MatrixUnits::MmaSync)
     }
 
-    fn reopened(name: &str, open: fn(Selector) -> Result<Gpu, DeviceFailure>) -> Self {
+    fn reopened(name: &str, units: MatrixUnits) -> Self {
         let devices = Self::on(name).devices.into_iter();
-        Self::of(Vec::new(), devices.filter_map(|gpu| open(gpu.inner.selector()).ok()).collect())
+        Self::of(Vec::new(), devices.filter_map(|gpu| Gpu::open_with(gpu.inner.selector(), units).ok()).collect())
     }
 
     pub fn of(paths: Vec<Cpu>, devices: Vec<Gpu>) -> Self {

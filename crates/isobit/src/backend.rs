@@ -4,7 +4,7 @@ use crate::Failure;
 use crate::stderr::tell;
 use isobit_autograd::Offload;
 use isobit_kernels::cpu::pool::THREADS_MAX;
-use isobit_kernels::gpu::{self, Api, MemoryLimit, Selector};
+use isobit_kernels::gpu::{self, Api, MatrixUnits, MemoryLimit, Selector};
 use isobit_kernels::{Backend, Cpu, CpuError, Device, Gpu, Path};
 use isobit_training::config::{self, Run};
 use isobit_training::stages::{Open, Stage};
@@ -33,11 +33,13 @@ pub(crate) struct Opening {
     pub(crate) offload: Offload,
     /// Of the host, for what is computed there.
     pub(crate) threads: usize,
+    /// Which of its kernels compute.
+    pub(crate) units: MatrixUnits,
 }
 
 impl Opening {
     /// With everything on the card.
-    pub(crate) const PLAIN: Self = Self { limit: None, offload: Offload::NONE, threads: 1 };
+    pub(crate) const PLAIN: Self = Self { limit: None, offload: Offload::NONE, threads: 1, units: MatrixUnits::All };
 }
 
 /// Work that runs on any device.
@@ -133,7 +135,7 @@ impl Chosen {
                 })
             }
             Self::Gpu(selector) => Box::new(move |stage: Stage<'_>| {
-                let gpu = Gpu::open(selector)?;
+                let gpu = Gpu::open_with(selector, how.units)?;
                 if let Some(limit) = &how.limit {
                     gpu.limit_memory(limit);
                 }
@@ -217,12 +219,13 @@ pub(crate) fn open_cpu(threads: usize, path: Path) -> Result<Cpu, Failure> {
 
 /// Opens the device and runs a job on it. Says which device it is, unless `quiet`.
 pub(crate) fn on_device<J: Job>(chosen: &Chosen, quiet: bool, job: J) -> Result<J::Result, Failure> {
-    on_limited_device(chosen, None, quiet, job)
+    on_limited_device(chosen, MatrixUnits::All, None, quiet, job)
 }
 
-/// The same with at most `limit` bytes of a card's memory.
+/// The same with some of a card's matrix units and at most `limit` bytes of its memory.
 pub(crate) fn on_limited_device<J: Job>(
     chosen: &Chosen,
+    units: MatrixUnits,
     limit: Option<u64>,
     quiet: bool,
     job: J,
@@ -239,7 +242,7 @@ pub(crate) fn on_limited_device<J: Job>(
             Ok(job.run(cpu))
         }
         Chosen::Gpu(selector) => {
-            let gpu = Gpu::open(selector).map_err(|failure| Failure::device(failure.to_string(), HINT))?;
+            let gpu = Gpu::open_with(selector, units).map_err(|failure| Failure::device(failure.to_string(), HINT))?;
             say(&gpu.name());
             if let Some(bytes) = limit {
                 gpu.limit_memory(&Arc::new(MemoryLimit::new(bytes)));

@@ -173,7 +173,7 @@ impl Subject {
 
     /// How each device of a list is opened.
     fn opening(&self) -> Opening {
-        Opening { threads: self.threads, offload: self.prepared.run.offload, limit: None }
+        Opening { threads: self.threads, offload: self.prepared.run.offload, ..Opening::PLAIN }
     }
 
     fn model(&self) -> Divided<'_> {

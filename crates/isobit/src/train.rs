@@ -16,7 +16,7 @@ use crate::samples;
 use crate::split::{Split, split_fit};
 use crate::stderr::{tell, tell_notes};
 use crate::units;
-use isobit_kernels::gpu;
+use isobit_kernels::gpu::{self, MatrixUnits};
 use isobit_kernels::{Backend, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
@@ -202,7 +202,7 @@ fn train_on_device(arguments: &Arguments, ready: &Ready, team: &Team<'_>) -> Res
     let trained = match devices {
         Devices::One(chosen) => {
             let limit = arguments.memory.first().copied();
-            on_limited_device(chosen, limit, quiet || !team.is_alone(), job)
+            on_limited_device(chosen, MatrixUnits::All, limit, quiet || !team.is_alone(), job)
         }
         Devices::Several(split) => {
             if team.is_alone() && !quiet {
@@ -213,6 +213,7 @@ fn train_on_device(arguments: &Arguments, ready: &Ready, team: &Team<'_>) -> Res
                 limit: limits[at].clone(),
                 offload: prepared.run.offload,
                 threads: *host_threads,
+                ..Opening::PLAIN
             };
             split.stages(how).map(|stages| job.run_on(stages))
         }

@@ -2,11 +2,12 @@
 //! one run per line of standard input, so that another program can interleave its own runs with
 //! ours.
 
+use super::UnitsArguments;
 use super::cases::{self, Prepared, Target, Work};
 use crate::Failure;
 use crate::backend::{Chosen, open_cpu};
 use crate::input;
-use isobit_kernels::gpu::Selector;
+use isobit_kernels::gpu::{MatrixUnits, Selector};
 use isobit_kernels::{DeviceFailure, Gpu, Path};
 use isobit_numerics::slices::Profile;
 use serde::Serialize;
@@ -29,9 +30,8 @@ pub(crate) struct Arguments {
     /// works
     #[arg(long, conflicts_with = "path")]
     device: Option<String>,
-    /// Use the tensor-core kernels of other NVIDIA cards on a Hopper card too
-    #[arg(long, requires = "device")]
-    mma_sync: bool,
+    #[command(flatten)]
+    units: UnitsArguments,
     /// Measure this op only
     #[arg(long)]
     op: Option<String>,
@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     runs: Option<u32>,
     /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and reply with
     /// a JSON line
-    #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "device", "mma_sync", "json"])]
+    #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "device", "mma_sync", "portable", "json"])]
     serve: bool,
 }
 
@@ -73,15 +73,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return serve();
     }
     let threads = usize::from(arguments.threads);
-    let targets = match Chosen::parse(arguments.device.as_deref().unwrap_or("cpu"), threads)? {
+    let chosen = Chosen::parse(arguments.device.as_deref().unwrap_or("cpu"), threads)?;
+    let units = arguments.units.units(&[chosen])?;
+    let targets = match chosen {
         Chosen::Cpu { .. } => {
             let paths = paths(arguments.path.as_deref())?;
             paths.into_iter().map(|path| cpu(threads, path)).collect::<Result<_, _>>()?
         }
-        Chosen::Gpu(selector) if arguments.mma_sync => {
-            vec![Gpu::open_mma_sync(selector).map(Target::Gpu).map_err(|failure| device_failed(&failure))?]
-        }
-        Chosen::Gpu(selector) => vec![device(selector)?],
+        Chosen::Gpu(selector) => vec![device(selector, units)?],
     };
     let profiles = profiles(arguments.profile.as_deref())?;
     let wanted = |name: &str, given: &Option<String>| given.as_deref().is_none_or(|given| given == name);
@@ -152,8 +151,8 @@ fn cpu(threads: usize, path: Path) -> Result<Target, Failure> {
     open_cpu(threads, path).map(|cpu| Target::Cpu(Rc::new(cpu)))
 }
 
-fn device(selector: Selector) -> Result<Target, Failure> {
-    Gpu::open(selector).map(Target::Gpu).map_err(|failure| device_failed(&failure))
+fn device(selector: Selector, units: MatrixUnits) -> Result<Target, Failure> {
+    Gpu::open_with(selector, units).map(Target::Gpu).map_err(|failure| device_failed(&failure))
 }
 
 fn device_failed(failure: &DeviceFailure) -> Failure {
@@ -276,7 +275,7 @@ fn serve() -> Result<(), Failure> {
             let target = match path {
                 "best" => cpu(threads, Path::best())?,
                 name if name.contains(':') => match Chosen::parse(name, threads)? {
-                    Chosen::Gpu(selector) => device(selector)?,
+                    Chosen::Gpu(selector) => device(selector, MatrixUnits::All)?,
                     Chosen::Cpu { .. } => {
                         return Err(Failure::usage(format!("unknown device `{name}`"), "`isobit devices` lists them"));
                     }

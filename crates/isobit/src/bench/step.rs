@@ -2,6 +2,7 @@
 //! with the names and JSON fields of the peer benchmark; or the first update of a config, with its
 //! model, data and settings.
 
+use super::UnitsArguments;
 use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
@@ -59,6 +60,8 @@ pub(crate) struct Arguments {
     /// divides the layers: cuda:0,cpu
     #[arg(long, default_value = "cpu")]
     device: String,
+    #[command(flatten)]
+    units: UnitsArguments,
     /// Slice product profile: x2 or x3
     #[arg(long, default_value = "x2")]
     profile: String,
@@ -66,7 +69,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "full")]
     checkpointing: String,
     /// Measure the first update of this config instead, with its model, rows and settings
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "batch", "seq", "method", "rank", "threads", "device", "profile", "checkpointing", "micro_batch"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "batch", "seq", "method", "rank", "threads", "device", "profile", "checkpointing", "micro_batch", "mma_sync", "portable"])]
     config: Option<PathBuf>,
     /// Override a key of the config: `--set training.micro_batch_size=1`
     #[arg(long = "set", value_name = "KEY=VALUE", requires = "config")]
@@ -155,7 +158,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match subject.devices[..] {
         [chosen] => {
             let limit = arguments.memory.first().copied();
-            on_limited_device(&chosen, limit, true, Measuring { subject, arguments })?
+            on_limited_device(&chosen, subject.opening.units, limit, true, Measuring { subject, arguments })?
         }
         _ => measure_stages(&subject, arguments),
     }
@@ -195,7 +198,11 @@ fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
         step: step_settings(run),
         rows: first.map(|row| prepared.train[row].clone()).collect(),
         layers: run.device_layers.clone(),
-        opening: Opening { limit: None, offload: run.offload, threads: Chosen::host_threads(run.threads as usize)? },
+        opening: Opening {
+            offload: run.offload,
+            threads: Chosen::host_threads(run.threads as usize)?,
+            ..Opening::PLAIN
+        },
         model: prepared.model,
         source: Box::new(prepared.weights),
     })
@@ -223,6 +230,8 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
     let listed: Vec<&str> = arguments.device.split(',').map(str::trim).collect();
     let devices = Chosen::parse_list(&listed, usize::from(arguments.threads))?;
     let threads = Chosen::host_threads(arguments.threads.into())?;
+    let opening =
+        Opening { offload: offload(arguments)?, threads, units: arguments.units.units(&devices)?, ..Opening::PLAIN };
     Ok(Subject {
         name: arguments.model.clone(),
         device: names(&devices),
@@ -244,7 +253,7 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
         },
         rows: (0..arguments.batch).map(|row| random_row(row, arguments.seq, &model)).collect(),
         layers: Vec::new(),
-        opening: Opening { limit: None, offload: offload(arguments)?, threads },
+        opening,
         model,
     })
 }

@@ -59,10 +59,11 @@ pub(super) use arguments;
 type WithSource = (Compiled, &'static str);
 
 /// Which of a device's matrix units are used; fewer than there are for comparisons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MatrixUnits {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MatrixUnits {
+    #[default]
     All,
-    /// No kernels for Hopper alone: what other NVIDIA devices run.
+    /// No kernels for Hopper alone: what other NVIDIA devices run, from compute capability 8.0 on.
     MmaSync,
     /// None: the portable kernels.
     Portable,
@@ -151,19 +152,12 @@ pub struct Gpu {
 impl Gpu {
     /// Opens a device and checks its arithmetic.
     pub fn open(selector: Selector) -> Result<Self, DeviceFailure> {
-        Self::opened(selector, false, MatrixUnits::All)
+        Self::open_with(selector, MatrixUnits::All)
     }
 
-    /// As [`Gpu::open`], with the tensor-core kernels of every NVIDIA device from compute
-    /// capability 8.0 on instead of Hopper's own. For comparisons.
-    pub fn open_mma_sync(selector: Selector) -> Result<Self, DeviceFailure> {
-        Self::opened(selector, false, MatrixUnits::MmaSync)
-    }
-
-    /// As [`Gpu::open`], with only the portable kernels, whatever matrix units the device has. For
-    /// comparisons.
-    pub fn open_portable(selector: Selector) -> Result<Self, DeviceFailure> {
-        Self::opened(selector, false, MatrixUnits::Portable)
+    /// As [`Gpu::open`], with some of the matrix units only. For comparisons.
+    pub fn open_with(selector: Selector, units: MatrixUnits) -> Result<Self, DeviceFailure> {
+        Self::opened(selector, false, units)
     }
 
     /// As [`Gpu::open`], dividing in software as on devices without correctly rounded division. For

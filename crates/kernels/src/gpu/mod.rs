@@ -69,7 +69,7 @@ mod token_sums;
 mod weight_hopper;
 
 pub use cuda::{CompileOnly, CompiledKernel, CompiledProgram};
-pub use device::Gpu;
+pub use device::{Gpu, MatrixUnits};
 pub use devices::{Api, Listing, Selector, is_gpu, list};
 pub(crate) use memory::PendingRead;
 pub use memory::{GpuBuffer, MemoryLimit, OverLimit};
