@@ -8,7 +8,9 @@ Needs Python 3.11 and the package `cryptography`. Replays nothing. Left to `isob
 checkpoints, MANIFEST.json, form of the receipt, and BLAKE3, here compared with the receipt's."""
 import argparse, base64, contextlib, hashlib, json, pathlib, re, sys
 TYPE, BESIDE = "application/vnd.in-toto+json", {"MANIFEST.json", "model.sig", "statement.json"}
-sys.excepthook = lambda kind, error, trace: print("not verified:", ascii(error), file=sys.stderr)
+def shown(kind, error, _):
+    print("not verified:", ascii(str(error) if kind is ValueError else error), file=sys.stderr)
+sys.excepthook = shown
 def need(holds, what):
     if not holds: raise ValueError(what)
 def once(pairs):  # Of two equal keys, another reader may take the other one.

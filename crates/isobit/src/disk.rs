@@ -60,7 +60,7 @@ impl DiskFit {
             None => format!("the final weights and a checkpoint; each more takes {each}"),
         };
         match self.available {
-            Some(bytes) => format!("{what}; {} are free for {}", size(bytes), self.folder),
+            Some(bytes) => format!("{what}; {} free in {}", size(bytes), self.folder),
             None => what,
         }
     }

@@ -12,6 +12,7 @@ use crate::stderr::{tell, tell_notes};
 use crate::units::{self, size};
 use isobit_doctor::{NamedCard, cards_like, named_card, named_cards};
 use isobit_models::Part;
+use isobit_proof::name::counted;
 use isobit_training::config::{self, Run, nearest};
 use isobit_training::plan::{Item, MemoryPlan};
 use isobit_training::prepare::{RunError, check_quantised, check_start, model_config};
@@ -63,7 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let groups = plans[0].run.training.gradient_groups;
     if all > groups as usize {
-        let message = format!("{all} ranks share {groups} groups: `gradient_groups` must be at least as many");
+        let message = format!("{all} ranks cannot share {}", counted(u64::from(groups), "gradient group"));
         return Err(Failure::usage(message, format!("--set gradient_groups={all}, which is part of the result")));
     }
     let (distinct, mut objects) = (distinct(&plans), Vec::new());

@@ -194,8 +194,11 @@ fn joined(segments: &[Segment], chosen: &[usize]) -> Vec<RangeInclusive<u64>> {
 
 fn text(done: &Reexecution, path: &Path, key: Option<&PrivateKey>) -> Vec<String> {
     let signed = key.map_or("not signed".to_string(), |key| format!("signed by key {}", key.public().id()));
-    let same = "the same bits, and every file of the result";
-    vec![format!("{}: {same}", done.described()), format!("statement in {}, {signed}", path.display())]
+    vec![
+        done.described(),
+        "every file of the result is the same".to_string(),
+        format!("statement in {}, {signed}", path.display()),
+    ]
 }
 
 /// What every answer has: `ok`, and what differs from the record if it is false.

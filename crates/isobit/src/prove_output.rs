@@ -1,5 +1,5 @@
-//! Where `isobit prove` writes its statement. Found to be writable before anything is replayed, and
-//! never in place of something that is not a statement, or of a signed one by one that is not.
+//! Where `isobit prove` writes its statement: found to be writable before anything is replayed. It
+//! overwrites only an earlier statement of `isobit prove`, and a signed one only with a signed one.
 
 use crate::Failure;
 use isobit_proof::FileError;
@@ -34,7 +34,9 @@ impl Output {
                 _ => return Err(refused("exists, and is not a statement of `isobit prove`")),
             },
             Ok(_) => return Ok(Self { path: target, is_file: false }),
-            Err(_) if is_inside(run, &path) => return Err(refused("is inside the run, which has no such file")),
+            Err(_) if is_foreign_in(run, &path, statement::NAME) => {
+                return Err(refused("is inside the run, which has no such file"));
+            }
             Err(_) => (),
         }
         // Can be written; a signal during the replay leaves nothing.
@@ -67,12 +69,12 @@ impl Output {
     }
 }
 
-/// Whether a new file would be one that the run does not have.
-fn is_inside(run: &Path, path: &Path) -> bool {
+/// Whether a new file would be one that the run does not have: inside of it, and not `own`.
+pub(crate) fn is_foreign_in(run: &Path, path: &Path, own: &str) -> bool {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (Ok(run), Ok(parent)) = (run.canonicalize(), parent.canonicalize()) else { return false };
-    let is_statement = parent == run && path.file_name().is_some_and(|name| name == statement::NAME);
-    parent.starts_with(&run) && !is_statement
+    let is_own = parent == run && path.file_name().is_some_and(|name| name == own);
+    parent.starts_with(&run) && !is_own
 }
 
 /// A folder that exists as long as this does.

@@ -7,7 +7,7 @@ use crate::descent::{self, Against, Looked, On};
 use crate::diff::coordinates;
 use crate::fits::Ranks;
 use crate::model;
-use crate::stderr::tell;
+use crate::stderr::{config_failure, tell};
 use crate::train::Devices;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
@@ -207,7 +207,7 @@ impl How {
             overrides.push(format!("training.gradient_accumulation_steps={count}"));
         }
         let settled = config::read(&folder.join(RESOLVED), &overrides);
-        let mut run = settled.map_err(RunError::Config)?.run;
+        let mut run = settled.map_err(|error| config_failure(error, self.device.as_deref()))?.run;
         run.output_dir = folder.to_path_buf();
         let base = run.base_model.clone();
         run.base_model = model::located(self.model.as_ref().unwrap_or(&run.base_model));

@@ -1,5 +1,8 @@
 //! Messages on standard error: notes, warnings, progress. Results go to standard output.
 
+use crate::Failure;
+use isobit_training::config;
+use isobit_training::prepare::RunError;
 use std::io::Write;
 
 /// Prints a line. If standard error is closed, the line is lost.
@@ -16,4 +19,13 @@ pub(crate) fn tell_notes(notes: &[String], device: Option<(&str, &str)>) {
         });
         tell(&format!("note: {note}"));
     }
+}
+
+/// The failure of a config, which names `--device` likewise.
+pub(crate) fn config_failure(error: config::Error, device: Option<&str>) -> Failure {
+    let mut failure = Failure::from(RunError::Config(error));
+    if let Some(device) = device {
+        failure.message = failure.message.replace(&format!("--set device={device}: "), &format!("--device {device}: "));
+    }
+    failure
 }

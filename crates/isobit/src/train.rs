@@ -14,7 +14,7 @@ use crate::ranks;
 use crate::report::{self, LivePage};
 use crate::samples;
 use crate::split::{Split, split_fit};
-use crate::stderr::{tell, tell_notes};
+use crate::stderr::{config_failure, tell, tell_notes};
 use crate::units;
 use isobit_kernels::gpu::{self, MatrixUnits};
 use isobit_kernels::{Backend, Path as CpuPath};
@@ -144,7 +144,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     overrides.extend(arguments.device.iter().map(|device| format!("device={device}")));
     overrides.extend(arguments.threads.iter().map(|threads| format!("threads={threads}")));
     let settled = config::read(&arguments.config, &overrides);
-    let Settled { mut run, notes } = settled.map_err(RunError::Config)?;
+    let Settled { mut run, notes } = settled.map_err(|error| config_failure(error, arguments.device.as_deref()))?;
     run.base_model = model::located(&run.base_model);
     if !quiet {
         tell_notes(&notes, arguments.device.as_deref().map(|device| (device, device)));

@@ -143,6 +143,10 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
         return Ok(report);
     };
     if let Some(model) = &arguments.model {
+        if !model.is_dir() {
+            let message = format!("{} is not a folder", model.display());
+            return Err(Failure::usage(message, "name the folder of the base model"));
+        }
         verify::check_base(&mut report, &receipt, model)?;
         if report.kind == "run" {
             verify::check_frozen(&mut report, &arguments.run, model)?;

@@ -302,13 +302,13 @@ fn steps<E: Engine>(
         let rows = rows_of(prepared, &mut order, completed);
         let learning_rate = schedule.at(completed);
         audit_if_due(&state.engine, &rows, completed + 1, &settings, watch)?;
-        let waited = team.seconds();
+        let waited = team.communication_seconds();
         let State { engine, shards, .. } = state;
         let report = match shards {
             Some(shards) => sharded::step(engine, shards, team, &rows, completed + 1, learning_rate, &settings)?,
             None => update::step(engine, team, &rows, completed + 1, learning_rate, &settings)?,
         };
-        let waited = team.seconds() - waited;
+        let waited = team.communication_seconds() - waited;
         let step = completed + 1;
         count(&mut state.progress, prepared, &rows, &report);
         since_log.add(&report, watch.seconds() - begun, (!team.is_alone()).then_some(waited));
@@ -443,9 +443,9 @@ fn evaluate<E: Engine>(
     let begun = watch.seconds();
     let rows: Vec<&Row> = prepared.eval.iter().collect();
     let micro = prepared.run.eval.micro_batch_size.max(1) as usize;
-    let waited = team.seconds();
+    let waited = team.communication_seconds();
     let evaluation = update::evaluate(&state.engine, team, &rows, prepared.run.profile, micro)?;
-    let waited = (!team.is_alone()).then(|| team.seconds() - waited);
+    let waited = (!team.is_alone()).then(|| team.communication_seconds() - waited);
     let better = state.progress.take_eval(evaluation.loss());
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let event =

@@ -10,6 +10,7 @@ mod run;
 
 use crate::Failure;
 use crate::diff;
+use crate::prove_output::is_foreign_in;
 use crate::stderr::tell;
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::difference;
@@ -48,6 +49,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     sealed::check_target(&arguments.output)?;
     check_folder(&arguments.output)?;
     check_target(&arguments.output)?;
+    if let Some(run) = arguments.runs.iter().find(|run| is_foreign_in(run, &arguments.output, NAME)) {
+        let message = format!("{} is inside {}, which has no such file", arguments.output.display(), run.display());
+        return Err(Failure::usage(message, format!("name {NAME} there, or a file elsewhere")));
+    }
     let mut notes = Vec::new();
     let runs = arguments.runs.iter().map(|folder| ShownRun::read(folder, &mut notes));
     let runs = runs.collect::<Result<Vec<_>, _>>()?;

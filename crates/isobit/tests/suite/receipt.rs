@@ -297,9 +297,9 @@ fn two_records_say_what_differed_first_and_why() {
         }
     };
     folder.trained("seed", &[&STEPS[..], &["seed=8"]].concat());
-    says("seed", &["chains part at update 1: rows", "seed", "7 against 8"]);
+    says("seed", &["the chains diverge at update 1: rows", "seed", "7 against 8"]);
     let found = folder.run(&["diff", "run/receipt.json", "seed/receipt.json"]);
-    assert!(found.out.starts_with("chains part at update 1"), "{}", found.out);
+    assert!(found.out.starts_with("the chains diverge at update 1"), "{}", found.out);
     folder.run(&["diff", "run/receipt.json", "run/receipt.json"]).says(0, &[]);
     // One row.
     let text = folder.text("data.jsonl");
@@ -307,7 +307,7 @@ fn two_records_say_what_differed_first_and_why() {
     folder.put("data.jsonl", text.replacen("7+3=", "7+4=", 1));
     folder.trained("row", &STEPS);
     folder.put("data.jsonl", &text);
-    says("row", &["chains part at update ", &format!("data file 1 (train): line {line} is the first")]);
+    says("row", &["the chains diverge at update ", &format!("data file 1 (train): line {line} is the first")]);
     // One weight of the base.
     let path = folder.path("model/model.safetensors");
     let mut bytes = std::fs::read(&path).expect("read");
@@ -315,7 +315,7 @@ fn two_records_say_what_differed_first_and_why() {
     bytes[at] ^= 0x40;
     std::fs::write(&path, bytes).expect("written");
     folder.trained("base", &STEPS);
-    says("base", &["chains part at update 1: ", "base tensor `", "base file `model.safetensors`: differs"]);
+    says("base", &["the chains diverge at update 1: ", "base tensor `", "base file `model.safetensors`: differs"]);
     // An adapter against the checkpoint that it is from, and against another one.
     let same = folder.run(&["diff", "run/final", "run/checkpoint-6"]);
     assert!(same.code == 0 && same.out.contains("max=0 nonzero=0"), "{}{}", same.out, same.err);

@@ -25,9 +25,9 @@ fn a_proof_is_checked_by_its_signature_and_its_files() {
     folder.put("other.pem", OTHER);
     let proved = folder.run(&["prove", "run", "--segments", "2", "--challenge", "c0ffee", "--key", "key.pem", "-q"]);
     assert_eq!(proved.code, 0, "{}{}", proved.out, proved.err);
-    assert!(proved.out.contains("replayed 2 of 3 segments, 4 of 6 updates"), "{}", proved.out);
+    assert!(proved.out.contains("replayed 4 of 6 updates in 2 of 3 segments"), "{}", proved.out);
     assert!(proved.out.contains("(chosen by the challenge c0ffee)"), "{}", proved.out);
-    assert!(proved.out.contains("a probability of 66.7%"), "{}", proved.out);
+    assert!(proved.out.contains("a 66.7 % chance"), "{}", proved.out);
     let verified = folder.run(&["verify", "run", "--key", "public.pem"]);
     assert!(verified.code == 0 && verified.out.contains("signed by key"), "{}{}", verified.out, verified.err);
     folder.run(&["verify", "run/final", "--statement", "run/statement.json", "--key", "public.pem"]).says(0, &[]);
@@ -45,7 +45,7 @@ fn a_proof_is_checked_by_its_signature_and_its_files() {
     let whole = folder.run(&["prove", "seed", "-q", "-o", "other.json"]);
     assert!(
         whole.code == 0
-            && whole.out.contains("replayed all: 3 segments, 6 updates")
+            && whole.out.contains("replayed all of 3 segments with 6 updates")
             && whole.out.contains("not signed"),
         "{}",
         whole.out

@@ -26,7 +26,7 @@ pub struct ChainDifference {
 impl fmt::Display for ChainDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, item, tensors } = self;
-        write!(f, "chains part at update {step}: {}", item.name())?;
+        write!(f, "the chains diverge at update {step}: {}", item.name())?;
         match &tensors[..] {
             [] => Ok(()),
             [one] => write!(f, " in {}", harmless(one, NAME_MAX)),

@@ -79,7 +79,8 @@ impl Reexecution {
         let by = match &self.challenge {
             Challenge::Given(text) => format!("chosen by the challenge {text}"),
             Challenge::None if count == all => {
-                return format!("replayed all: {}, {}", counted(all as u64, "segment"), counted(of, "update"));
+                let segments = counted(all as u64, "segment");
+                return format!("replayed all of {segments} with {}: same bits", counted(of, "update"));
             }
             Challenge::None => "self-chosen: a verifier should give a challenge".to_string(),
         };
@@ -87,10 +88,10 @@ impl Reexecution {
         let chance = 100.0 * self.detection();
         let updates = self.updates();
         format!(
-            "replayed {count} of {}, {updates} of {} ({by}); one wrong segment would be found \
-             with a probability of {chance:.1}%",
-            counted(all as u64, "segment"),
-            counted(of, "update")
+            "replayed {updates} of {} in {count} of {} ({by}): same bits; a single wrong segment had a \
+             {chance:.1} % chance of being replayed",
+            counted(of, "update"),
+            counted(all as u64, "segment")
         )
     }
 }

@@ -51,8 +51,12 @@ pub struct Report {
 }
 
 impl Report {
+    /// A finding is named once, however many checks come upon it.
     pub(crate) fn add_finding(&mut self, path: &Path, what: impl Into<String>) {
-        self.findings.push(Finding { path: path.to_path_buf(), what: what.into() });
+        let finding = Finding { path: path.to_path_buf(), what: what.into() };
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+        }
     }
 
     /// What was read, or None if it is damaged, which is a finding. Any other failure stops.

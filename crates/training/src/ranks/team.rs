@@ -116,7 +116,7 @@ impl<'w> Team<'w> {
     }
 
     /// Seconds spent waiting for other ranks and packing messages.
-    pub fn seconds(&self) -> f64 {
+    pub fn communication_seconds(&self) -> f64 {
         self.spent.get().as_secs_f64()
     }
 
@@ -164,11 +164,14 @@ impl<'w> Team<'w> {
             let answers = self.gather(kept(answer), noted)?;
             let decided = answers.and_then(|(answers, signal)| Ok((kept(decide(answers))?, signal)));
             Some(
-                decided.map_or_else(|failure| failed(&failure), |(body, signal)| signed(Kind::Decision, signal, &body)),
+                decided.map_or_else(
+                    |failure| failed(&failure),
+                    |(body, signal)| with_signal(Kind::Decision, signal, &body),
+                ),
             )
         } else {
             let answer = kept(answer);
-            let answer = answer.map_or_else(|failure| failed(&failure), |body| signed(Kind::Answer, noted, &body));
+            let answer = answer.map_or_else(|failure| failed(&failure), |body| with_signal(Kind::Answer, noted, &body));
             self.send(0, answer)?;
             None
         };
@@ -176,7 +179,7 @@ impl<'w> Team<'w> {
         self.spend(&begun);
         match open(0, &decided, Kind::Decision)? {
             Ok(body) => {
-                let (signal, body) = unsigned(0, body)?;
+                let (signal, body) = split_signal(0, body)?;
                 self.signal.set(signal);
                 Ok(body.to_vec())
             }
@@ -256,8 +259,9 @@ impl<'w> Team<'w> {
         for rank in 1..self.size() {
             let message = self.receive(rank)?;
             let answer = open(rank, &message, Kind::Answer)?;
-            let answer =
-                answer.map(|body| unsigned(rank, body)).map_or_else(|failure| Ok(Err(failure)), |body| body.map(Ok));
+            let answer = answer
+                .map(|body| split_signal(rank, body))
+                .map_or_else(|failure| Ok(Err(failure)), |body| body.map(Ok));
             match (&mut answers, answer?) {
                 (Ok(answers), Ok((of_rank, body))) => {
                     answers.push(body.to_vec());
@@ -445,7 +449,7 @@ fn open(from: usize, message: &Message, kind: Kind) -> Result<Result<&[u8], Else
 }
 
 /// Splits a body into a signal and the rest.
-fn unsigned(from: usize, body: &[u8]) -> Result<(Option<Signal>, &[u8]), RankError> {
+fn split_signal(from: usize, body: &[u8]) -> Result<(Option<Signal>, &[u8]), RankError> {
     let (code, rest) =
         body.split_first().ok_or_else(|| RankError::Damaged { rank: from, what: "it is empty".to_string() })?;
     Ok((Signal::from_exit_code(*code), rest))
@@ -465,7 +469,7 @@ fn failed(failure: &Elsewhere) -> Message {
 }
 
 /// A message whose body begins with a signal.
-fn signed(kind: Kind, signal: Option<Signal>, body: &[u8]) -> Message {
+fn with_signal(kind: Kind, signal: Option<Signal>, body: &[u8]) -> Message {
     message(kind, |bytes| {
         bytes.push(signal.map_or(0, Signal::exit_code));
         bytes.extend_from_slice(body);
