@@ -182,8 +182,11 @@ fn follow(
             Event::Tick => (),
         }
         if let Some(status) = child.try_wait().map_err(|error| format!("a child process: {error}"))? {
-            ended.end = End::Exited(status);
+            let length = ended.output.len();
             drain(receiver, &mut ended, open);
+            // It may have answered just before it ended.
+            let has_answered = ended.output.len() > length && heard(&ended.output) == Heard::Everything;
+            ended.end = if has_answered { End::Done } else { End::Exited(status) };
             return Ok(ended);
         }
         silent += 1;
@@ -248,6 +251,28 @@ pub(in crate::gpu) fn watch(seconds_max: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The parent may find the child gone before it has read what the child wrote last.
+    #[test]
+    #[cfg(unix)]
+    fn an_answer_counts_though_its_writer_has_ended() {
+        let mark: &[u8] = b"mark";
+        let ended_after = |output: &[u8]| {
+            let mut child = Command::new("true").spawn().expect("a process");
+            while child.try_wait().expect("a status").is_none() {
+                std::thread::sleep(TICK);
+            }
+            let (sender, receiver) = channel();
+            for event in [Event::Tick, Event::Output(output.to_vec()), Event::Closed, Event::Closed] {
+                sender.send(event).expect("a receiver");
+            }
+            let mut search = Search::default();
+            let heard = |output: &[u8]| search.next(output, mark).map_or(Heard::Nothing, |_| Heard::Everything);
+            follow(&mut child, &receiver, 1, heard).expect("it ends").end
+        };
+        assert!(matches!(ended_after(b"noise mark"), End::Done));
+        assert!(matches!(ended_after(b"noise"), End::Exited(_)));
+    }
 
     #[test]
     fn every_part_of_an_output_is_searched_once() {
