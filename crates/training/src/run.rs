@@ -198,11 +198,12 @@ fn begin<E: Engine>(
         checkpoint::begin(output)?;
         Metrics::create(output)?
     };
-    // Not earlier: a refused run leaves the folder unchanged.
-    write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
-    data_record::write(output, &prepared.report)?;
     let record = Recorder::begin(state, prepared, from, (threads, watch))?;
     let mut log = Log { metrics, events: None, record };
+    // Not earlier: a refused run leaves the folder unchanged, and one that is killed here has files
+    // that its receipt does not know.
+    data_record::write(output, &prepared.report)?;
+    write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
     log.write_receipt(&state.progress, &run.output_dir)?;
     if run.report_to_tensorboard {
         let folder = output.join(TENSORBOARD);
