@@ -101,7 +101,10 @@ pub fn install_for_export() -> std::io::Result<()> {
 /// soon after any of the others.
 pub fn install_forwarded() -> std::io::Result<()> {
     #[cfg(unix)]
-    unix::install(libc::SIGUSR1, unix::stop)?;
+    {
+        unix::IS_RANK.store(true, std::sync::atomic::Ordering::Relaxed);
+        unix::install(libc::SIGUSR1, unix::stop)?;
+    }
     Ok(())
 }
 
@@ -134,7 +137,7 @@ pub fn waiting(waits: bool) {
 
 #[cfg(unix)]
 mod unix {
-    use super::{INTERRUPTED, Ordering, SAVED, STOPPED_AT_ONCE, Signal, TERMINAL, WAITING, request};
+    use super::{AtomicBool, INTERRUPTED, Ordering, SAVED, STOPPED_AT_ONCE, Signal, TERMINAL, WAITING, request};
     use crate::decimal::{DIGITS_MAX, decimal};
     use std::io::{self, IsTerminal};
 
@@ -174,6 +177,9 @@ mod unix {
         }
     }
 
+    /// Whether this process is one of several ranks.
+    pub(super) static IS_RANK: AtomicBool = AtomicBool::new(false);
+
     pub(super) extern "C" fn cancel(number: libc::c_int) {
         if request(signal_of(number)) {
             // SAFETY: one of the few functions a handler may call.
@@ -189,7 +195,11 @@ mod unix {
             // nothing needs to be.
             unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
         }
+        // Ranks save only if all of them are still there.
         say_on_a_new_line(match signal {
+            _ if IS_RANK.load(Ordering::Relaxed) => {
+                b"asking all ranks to finish this step and save; a second signal stops now\n"
+            }
             Signal::Interrupt => b"finishing this step and saving; Ctrl-C again to stop now\n",
             Signal::Terminate | Signal::HangUp => b"finishing this step and saving; a second signal stops now\n",
         });
