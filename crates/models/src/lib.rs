@@ -64,6 +64,9 @@ pub enum ModelError {
     Family { file: String, what: String },
     #[error("tensor {name}: {what}")]
     Tensor { name: String, what: String },
+    /// A tensor of a quantised base, which cannot be trained itself.
+    #[error("tensor {name}: it is quantised: only adapters can be trained")]
+    Quantised { name: String },
     #[error(transparent)]
     File(#[from] isobit_proof::FileError),
     #[error("adapter: {0}")]

@@ -64,7 +64,11 @@ impl RunError {
             Self::Refused { .. }
             | Self::Target { .. }
             | Self::Model(
-                ModelError::Adapter(_) | ModelError::Rank(_) | ModelError::Family { .. } | ModelError::Gguf(_),
+                ModelError::Adapter(_)
+                | ModelError::Rank(_)
+                | ModelError::Family { .. }
+                | ModelError::Gguf(_)
+                | ModelError::Quantised { .. },
             ) => 2,
             Self::Stopped(signal) => signal.exit_code(),
             Self::Data(error) => error.kind().exit_code(),
@@ -97,6 +101,9 @@ impl RunError {
                 "train with a rank of 1 to {RANK_MAX}; peft's `merge_and_unload` merges an adapter of any rank into its base"
             )),
             Self::Model(ModelError::Gguf(_)) => Some("`isobit export merge` writes a model folder instead".to_string()),
+            Self::Model(ModelError::Quantised { .. }) => {
+                Some("set `type = \"lora\"` under [adapter], or train a base that is not quantised".to_string())
+            }
             Self::Model(ModelError::Config { .. }) => {
                 Some("compare it with the file the model was published with, or fetch it again".to_string())
             }

@@ -576,7 +576,7 @@ impl<B: Backend> Builder<'_, B> {
 
 /// 4-bit weights cannot be trained.
 fn only_adapters(name: String) -> ModelError {
-    ModelError::Tensor { name, what: "it is quantised: only adapters can be trained".to_string() }
+    ModelError::Quantised { name }
 }
 
 /// NaN or infinity in the weights means a malformed file; it is found before the first step.
