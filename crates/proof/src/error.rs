@@ -98,7 +98,7 @@ impl FileError {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::Missing { .. } => "check the path; paths are relative to the current folder",
-            Self::DiskFull { .. } => "free some space, then run the same command again",
+            Self::DiskFull { .. } => "free some space, then run the command again; `train` with `--resume`",
             Self::NotAllowed { .. } => "check owner and permissions, or choose another folder",
             Self::InUse { .. } => "wait for that run, or choose another folder",
             Self::NotRegular { .. } => "put a regular file, or a link to one, in its place",
