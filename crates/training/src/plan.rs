@@ -314,16 +314,19 @@ fn counted<L: MemoryLayout, E: Engine>(
         take(9, &of_short_documents)?;
     }
     drop(waiting);
+    let (mut between, mut host_between) = (0, 0);
     if evaluated > 0 {
         let evaluated_rows = vec![rows[0]; evaluated];
         engine.evaluate_rows(&evaluated_rows, 0..evaluated, step.profile, evaluated)?;
+        // Slices of trained weights are made again, and are there if a save follows.
+        (between, host_between) = (backend.bytes(), backend.host_bytes());
         engine.step(rows, 10, 0.0, step)?;
     }
     let holdings = backend.held_at_peak();
     Ok(MemoryPlan {
         host_items: items(&backend.host_held_at_peak(), 0),
         host_bytes_peak: backend.host_bytes_peak(),
-        host_bytes_between_steps: backend.host_bytes(),
+        host_bytes_between_steps: backend.host_bytes().max(host_between),
         bytes_ranks: 0,
         bytes_generate: 0,
         heap_bytes_generate: None,
@@ -331,7 +334,7 @@ fn counted<L: MemoryLayout, E: Engine>(
         items: items(&holdings, values * size_of::<f32>()),
         bytes_peak: backend.bytes_peak(),
         heap_bytes: backend.heap_bytes(),
-        bytes_between_steps: backend.bytes(),
+        bytes_between_steps: backend.bytes().max(between),
         bytes_save: 3 * trained_count * size_of::<f32>(),
         bytes_resume: bytes_built + largest * size_of::<f32>(),
         trained_count,

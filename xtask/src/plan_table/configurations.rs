@@ -38,7 +38,7 @@ const fn run(
     Configuration { title, model, rows, tokens, checkpointing, adapter, top: "", evaluated: 0, is_text: false }
 }
 
-pub(super) const ON_CPU: [Configuration; 12] = [
+pub(super) const ON_CPU: [Configuration; 13] = [
     run("135M, LoRA, 2×256, full recomputation", model::M135, 2, 256, "full", LORA),
     run("135M, LoRA, 2×512, selective", model::M135, 2, 512, "selective", LORA),
     run("135M, LoRA, 2×512, none", model::M135, 2, 512, "none", LORA),
@@ -51,6 +51,10 @@ pub(super) const ON_CPU: [Configuration; 12] = [
         ..run("135M, LoRA, 1×512, full, x3", model::M135, 1, 512, "full", LORA)
     },
     run("135M, full fine-tune, 1×256, full", model::M135, 1, 256, "full", FULL),
+    Configuration {
+        evaluated: 4,
+        ..run("135M, full fine-tune, 1×256, full, evaluated before it saves", model::M135, 1, 256, "full", FULL)
+    },
     run("135M, last 2 blocks, 2×256, none", model::M135, 2, 256, "none", LAST),
     run("0.5B, LoRA, 1×256, full", model::B05, 1, 256, "full", LORA),
     run("experts (moe-small), LoRA, 2×256, full", model::EXPERTS, 2, 256, "full", ATTENTION),
