@@ -1,15 +1,15 @@
 //! `train --audit-every`: opens what computes micro-batches a second time.
 
 use crate::Failure;
+use crate::audit_fit::AuditFit;
 use crate::backend::{Chosen, HINT, open_cpu};
-use crate::fits;
+use crate::fits::Given;
 use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Gpu, Path};
 use isobit_models::build_whole;
 use isobit_training::audit::Auditor;
 use isobit_training::config::{Device, Run};
 use isobit_training::prepare::{Prepared, RunError, build_settings};
-use isobit_training::ranks::Team;
 use isobit_training::trainer::Trainer;
 use serde_json::{Value, json};
 
@@ -48,22 +48,9 @@ impl Agreed {
 }
 
 /// The audit of a run, if there is to be one.
-pub(crate) fn auditor(
-    every: Option<u64>,
-    device: Option<&str>,
-    prepared: &Prepared,
-    team: &Team<'_>,
-    memories: &[u64],
-    planned: bool,
-) -> Result<Option<Audit>, Failure> {
+pub(crate) fn auditor(every: Option<u64>, device: Option<&str>, prepared: &Prepared) -> Result<Option<Audit>, Failure> {
     let Some(every) = every else { return Ok(None) };
-    if !team.is_alone() {
-        return Err(not_for_ranks());
-    }
     let chosen = auditing(&prepared.run, device)?;
-    if planned {
-        fits::check_audit(&prepared.run, chosen, memories).map_err(Failure::with_way_out)?;
-    }
     let auditor = match chosen {
         Chosen::Cpu { threads } => boxed(open_cpu(threads, Path::best())?, prepared),
         Chosen::Gpu(selector) => {
@@ -78,6 +65,12 @@ pub(crate) fn auditor(
     };
     let agreed = Agreed { every, on, ..Agreed::default() };
     Ok(Some(Audit { every, auditor: auditor?, agreed }))
+}
+
+/// Refuses audits that do not fit beside their run.
+pub(crate) fn check(run: &Run, device: Option<&str>, memories: &[u64]) -> Result<(), Failure> {
+    let fit = AuditFit::of(run, auditing(run, device)?, &Given::of_run(memories))?;
+    fit.and_then(|fit| fit.refusal()).map_or(Ok(()), |refusal| Err(refusal.with_way_out()))
 }
 
 pub(crate) fn not_for_ranks() -> Failure {

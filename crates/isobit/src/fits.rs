@@ -6,7 +6,6 @@ use crate::advice::{self, Advice};
 use crate::backend::{Chosen, HINT, open_cpu};
 use crate::memory_limits;
 use crate::overhead;
-use crate::split::split_fit;
 use crate::units::size;
 use isobit_autograd::Offload;
 use isobit_doctor::{NamedCard, named_card};
@@ -19,9 +18,7 @@ use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::Run;
 use isobit_training::free_memory::free_memory_beside;
-use isobit_training::plan::{
-    self, Item, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows,
-};
+use isobit_training::plan::{self, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows};
 use isobit_training::prepare::{RunError, check_positions, loads_in_4bit, model_config, step_settings, trained};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
@@ -105,17 +102,18 @@ pub(crate) struct HostFit {
 }
 
 impl HostFit {
-    /// What is offloaded, what a rank keeps, and every checkpoint while it is written. The host of
-    /// a card elsewhere is unknown.
-    fn of(plan: &MemoryPlan, run: &Run, offload: Offload, ranks: Ranks, is_here: bool) -> Self {
-        let what = match (ranks.all, offload.is_none()) {
+    /// The process with its rows, what is offloaded, what a rank keeps, and every checkpoint while
+    /// it is written. The host of a card elsewhere is unknown.
+    fn of(plan: &MemoryPlan, run: &Run, process: u64, ranks: Ranks, is_here: bool) -> Self {
+        let what = match (ranks.all, run.offload.is_none()) {
             (2.., _) => "what this rank keeps on the host",
-            (_, true) => "saving a checkpoint",
+            (_, true) => "saving a checkpoint beside the rows of data",
             (_, false) => "what this run offloads",
         };
         // Weights are mapped while they are loaded.
         let available = if is_here { free_beside(overhead::of_weight_files(run), ranks.here) } else { None };
-        Self { needed: (plan.bytes_beside_device() + plan.bytes_ranks) as u64, available, what }
+        let needed = ((plan.bytes_beside_device() + plan.bytes_ranks) as u64).saturating_add(process);
+        Self { needed, available, what }
     }
 
     pub(crate) fn lacks(&self) -> bool {
@@ -212,56 +210,6 @@ pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<Option<u64
     fit.refusal(first.as_ref()).map_or(Ok(trained), Err)
 }
 
-/// Refuses audits that do not fit beside their run: they hold the model a second time, without
-/// moments.
-pub(crate) fn check_audit(run: &Run, on: Chosen, memories: &[u64]) -> Result<(), Failure> {
-    let name = on.name();
-    let shares_card = matches!(on, Chosen::Gpu(_)) && Chosen::all_of(run)?.contains(&on);
-    if shares_card && !memories.is_empty() {
-        let message = format!("--memory limits what the run takes on {name}, where its audits would be beside it");
-        return Err(Failure::usage(message, "audit on the CPU or another card (`--audit-on`)"));
-    }
-    // What cannot be planned was said when the run was.
-    let Ok(own) = bytes_on(run, on, shares_card) else { return Ok(()) };
-    let again = Run {
-        devices: vec![on.in_config()],
-        threads: on.threads() as u32,
-        offload: Offload::NONE,
-        generate_prompts: Vec::new(),
-        ..run.clone()
-    };
-    let Ok(MemoryFit { plan: Some(plan), available, overhead, .. }) =
-        memory_fit(&again, &Given::default(), Ranks::ALONE)
-    else {
-        return Ok(());
-    };
-    // A process is counted with the run; a driver too, on a card of the run's.
-    let beside = if shares_card || matches!(on, Chosen::Cpu { .. }) { 0 } else { overhead };
-    let audits = (plan.bytes_peak - plan.items[&Item::Optimizer]) as u64 + beside;
-    let Some(available) = available.filter(|available| own.saturating_add(audits) > available.bytes) else {
-        return Ok(());
-    };
-    let (own, audits, there, of) = (size(own), size(audits), size(available.bytes), &available.of);
-    let place = if matches!(on, Chosen::Cpu { .. }) { "host memory" } else { &name };
-    let message = format!("this run needs {own} of {place} and its audits {audits}, {there} is available ({of})");
-    let hint = Some("leave out --audit-every, or audit on another device (`--audit-on`)".to_string());
-    Err(Failure { code: 4, message, hint })
-}
-
-/// What a run takes of the memory that a device computes in: none of another card's.
-fn bytes_on(run: &Run, device: Chosen, is_of_run: bool) -> Result<u64, Failure> {
-    if matches!(device, Chosen::Gpu(_)) && !is_of_run {
-        return Ok(0);
-    }
-    if run.devices.len() > 1 {
-        let split = split_fit(run, &Given::default(), Ranks::ALONE)?;
-        return Ok(split.bytes_on(device));
-    }
-    let fit = memory_fit(run, &Given::default(), Ranks::ALONE)?;
-    let on_host = matches!(device, Chosen::Cpu { .. });
-    Ok(fit.host.filter(|_| on_host).map_or(fit.needed, |host| host.needed))
-}
-
 /// Plans a run for its device: one of this machine, or any device whose memory or name is given.
 pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<MemoryFit, Failure> {
     memory_limits::check(&given.memories, 1)?;
@@ -299,7 +247,9 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
             let plans: Vec<MemoryPlan> = plans.collect::<Result<_, RunError>>()?;
             let largest = plans.into_iter().max_by_key(MemoryPlan::bytes_on_device);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
-            let host = HostFit::of(&plan, run, run.offload, ranks, is_here);
+            let threads = Chosen::host_threads(run.threads as usize)?;
+            let process = overhead::of_process(run, model.vocabulary, threads, plan.bytes_beside_device() as u64);
+            let host = HostFit::of(&plan, run, process, ranks, is_here);
             let overhead = overhead::of_driver(selector.api, std::iter::once(&plan));
             (plan, Some(host), overhead)
         }

@@ -5,6 +5,7 @@
 mod adapter;
 mod advice;
 mod audit;
+mod audit_fit;
 mod backend;
 mod bench;
 mod chat;

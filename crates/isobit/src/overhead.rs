@@ -3,10 +3,10 @@
 //! (docs/memory.md).
 
 use isobit_kernels::gpu::Api;
-use isobit_training::config::{Adapter, Run};
-use isobit_training::data::READER_STACK_BYTES;
+use isobit_training::config::{Adapter, EvalRows, Run};
+use isobit_training::data::{Extent, READER_STACK_BYTES, extent};
 use isobit_training::plan::{Item, MemoryPlan};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The process itself, its threads, and pages that its allocator keeps.
 const PROCESS: u64 = 18 << 20;
@@ -19,8 +19,10 @@ const PER_TOKENIZER_BYTE: u64 = 10;
 const PER_DATA_BYTE: u64 = 2;
 const PER_DATA_BYTE_OF_BYTES: u64 = 6;
 const VOCABULARY_OF_BYTES: usize = 4096;
-/// Bytes of text for each byte of a Parquet file, whose pages are compressed.
-const PER_PARQUET_BYTE: u64 = 4;
+/// Bytes of a row beside its text and tokens, while its file is read; in a Parquet file with the
+/// JSON that it becomes.
+const PER_ROW: u64 = 480;
+const PER_PARQUET_ROW: u64 = 768;
 
 /// Address space of a computing thread: its stack, and what the system maps with it.
 const STACK: u64 = 3 << 20;
@@ -38,17 +40,31 @@ const ASSUMED_GAP_DIVISOR: u64 = 8;
 
 /// Host memory of a run on the CPU beside the `counted` bytes of its buffers.
 pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: u64) -> u64 {
-    let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.len());
-    let text = |path: &Path| {
-        let is_parquet = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("parquet"));
-        bytes(path).saturating_mul(if is_parquet { PER_PARQUET_BYTE } else { 1 })
-    };
-    let data: u64 = run.datasets.iter().fold(0, |sum, path| sum.saturating_add(text(path)));
-    let each = if vocabulary < VOCABULARY_OF_BYTES { PER_DATA_BYTE_OF_BYTES } else { PER_DATA_BYTE };
     let process = PROCESS.saturating_add(PER_THREAD.saturating_mul(threads as u64));
-    let process = process.saturating_add(data.saturating_mul(each));
-    let tokenizer = bytes(&run.base_model.join("tokenizer.json")).saturating_mul(PER_TOKENIZER_BYTE);
-    process.saturating_add(tokenizer.saturating_sub(counted))
+    let process = process.saturating_add(of_rows(run, vocabulary));
+    let tokenizer = std::fs::metadata(run.base_model.join("tokenizer.json")).map_or(0, |about| about.len());
+    process.saturating_add(tokenizer.saturating_mul(PER_TOKENIZER_BYTE).saturating_sub(counted))
+}
+
+/// The rows of all data files.
+fn of_rows(run: &Run, vocabulary: usize) -> u64 {
+    let per_byte = if vocabulary < VOCABULARY_OF_BYTES { PER_DATA_BYTE_OF_BYTES } else { PER_DATA_BYTE };
+    let of_file = |path: &Path| {
+        let is_parquet = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("parquet"));
+        let per_row = if is_parquet { PER_PARQUET_ROW } else { PER_ROW };
+        let Extent { rows, bytes } = extent(path).unwrap_or_default();
+        rows.saturating_mul(per_row).saturating_add(bytes.saturating_mul(per_byte))
+    };
+    data_files(run).map(|path| of_file(path)).fold(0, u64::saturating_add)
+}
+
+/// Data files of a run, those of its evaluation too.
+pub(crate) fn data_files(run: &Run) -> impl Iterator<Item = &PathBuf> {
+    let evaluated = match &run.eval.rows {
+        EvalRows::File(path) => Some(path),
+        EvalRows::None | EvalRows::Count(_) | EvalRows::Share(_) => None,
+    };
+    run.datasets.iter().chain(evaluated)
 }
 
 /// Address space of a run on the CPU beside the `needed` bytes of memory: `mapped` bytes of
@@ -118,9 +134,21 @@ mod tests {
         assert_eq!(of(50_000, 2, 1 << 30), 18 + 2 + 2);
         assert_eq!(of(50_000, 2, 10 << 20), 18 + 2 + 2 + 20);
         assert_eq!(of(256, 2, 1 << 30), 18 + 2 + 6);
-        std::fs::rename(path("data.jsonl"), path("data.parquet")).expect("renamed");
-        let text = text.replace("data.jsonl", "data.parquet");
+    }
+
+    #[test]
+    fn rows_count_by_themselves_and_those_of_the_evaluation_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(path("data.csv"), "a,b\n".repeat(1 << 20)).expect("written");
+        std::fs::write(path("eval.jsonl"), "{}\n".repeat(1 << 20)).expect("written");
+        let text = format!(
+            "base_model = {:?}\noutput_dir = \"out\"\n[[datasets]]\npath = {:?}\n[eval]\npath = {:?}\n[training]\nmax_steps = 1\n",
+            folder.path().display().to_string(),
+            path("data.csv"),
+            path("eval.jsonl")
+        );
         let run = config::parse("the config", &text, &[]).expect("a config").run;
-        assert_eq!(of_process(&run, 50_000, 2, 1 << 30) >> 20, 18 + 2 + 8);
+        assert_eq!(of_rows(&run, 50_000), (2 << 20) * PER_ROW + 2 * PER_ROW + (4 + 3) * (2 << 20));
     }
 }

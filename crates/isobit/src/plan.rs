@@ -4,9 +4,11 @@
 use crate::Failure;
 use crate::advice::{self, Shown};
 use crate::audit;
+use crate::audit_fit::AuditFit;
 use crate::disk::DiskFit;
-use crate::fits::{self, Available, Given, HostFit, MemoryFit, Ranks, memory_fit, weights};
+use crate::fits::{Available, Given, HostFit, MemoryFit, Ranks, memory_fit, weights};
 use crate::model;
+use crate::overhead::data_files;
 use crate::split::{SplitFit, layers, split_fit};
 use crate::stderr::{tell, tell_notes};
 use crate::units::{self, size};
@@ -209,10 +211,10 @@ fn hint_for_unknown(typed: &str) -> String {
     format!("did you mean {}? {any}", meant.join(" or "))
 }
 
-/// Refuses audits that do not fit, and those that `train` would refuse.
-fn check_audit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<(), Failure> {
+/// The memory of audits, if there are to be any; refuses those that `train` would refuse.
+fn audit_fit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<Option<AuditFit>, Failure> {
     if arguments.audit_every.is_none() {
-        return Ok(());
+        return Ok(None);
     }
     if ranks.all > 1 {
         return Err(audit::not_for_ranks());
@@ -221,17 +223,14 @@ fn check_audit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) ->
         let hint = "leave out --audit-every, or name devices that are here";
         return Err(Failure::usage("audits are planned for devices of this machine", hint));
     }
-    fits::check_audit(run, audit::auditing(run, arguments.audit_on.as_deref())?, &given.memories)
+    AuditFit::of(run, audit::auditing(run, arguments.audit_on.as_deref())?, given)
 }
 
 /// Plans for one rank, or for the only process: the object for `--json`, and whether it fits.
 /// Without `--json` the plan is printed.
 fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<Planned, Failure> {
     let mut object = None;
-    let audits = match check_audit(run, arguments, given, ranks) {
-        Err(refusal) if refusal.code != 4 => return Err(refusal),
-        checked => checked.err(),
-    };
+    let audits = audit_fit(run, arguments, given, ranks)?;
     let refusal = if run.devices.len() > 1 {
         let fit = split_fit(run, given, ranks).map_err(with_hint)?;
         tell_unused(run)?;
@@ -259,7 +258,15 @@ fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Res
         disk.iter().for_each(tell_disk);
         fit.refusal(advice.first())
     };
-    let refusal = refusal.or(audits);
+    if let Some(audits) = &audits {
+        match &mut object {
+            Some(object) => object["audit_bytes"] = audits.bytes.into(),
+            None => {
+                writeln!(std::io::stdout().lock(), "{}", audits.line()).map_err(|error| Failure::output(&error))?;
+            }
+        }
+    }
+    let refusal = refusal.or(audits.and_then(|audits| audits.refusal()));
     if let (Some(object), Some(_)) = (&mut object, &refusal) {
         object["fits"] = false.into();
     }
@@ -283,6 +290,9 @@ fn tell_disk(disk: &DiskFit) {
 fn tell_unused(run: &Run) -> Result<(), Failure> {
     let model = model_config(&run.base_model)?;
     check_start(run, &model)?;
+    for missing in data_files(run).filter(|path| !path.exists()) {
+        tell(&format!("note: {} does not exist: its rows are not counted", missing.display()));
+    }
     match weights(run, &model)? {
         Some(weights) => {
             check_quantised(&model, &weights)?;
@@ -403,12 +413,13 @@ fn print_split(fit: &SplitFit, disk: &DiskFit, advice: &Shown<'_>, arguments: &A
     writeln!(out, "{:<14} {transfer:>12}  on the host, for what travels between devices", "transfer")?;
     writeln!(out, "{:<14} {:>12}  {}", "disk", size(disk.needed()), disk.described())?;
     for pool in &fit.pools {
-        let (name, needed) = (&pool.name, size(pool.needed));
+        let (name, mut needed) = (&pool.name, format!("{} needed", size(pool.needed)));
+        if pool.overhead > 0 {
+            needed += &format!(", {} of it beside buffers", size(pool.overhead));
+        }
         match &pool.available {
-            Some(Available { bytes, of, .. }) => {
-                writeln!(out, "{name}: {needed} needed, {} available ({of})", size(*bytes))?;
-            }
-            None => writeln!(out, "{name}: {needed} needed; how much it has is unknown")?,
+            Some(Available { bytes, of, .. }) => writeln!(out, "{name}: {needed}; {} available ({of})", size(*bytes))?,
+            None => writeln!(out, "{name}: {needed}; how much it has is unknown")?,
         }
     }
     match fit.fits() {

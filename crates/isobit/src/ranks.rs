@@ -90,10 +90,14 @@ pub(crate) fn said(error: &RunError, team: &Team<'_>) -> Failure {
         }
         other => Failure::from(other),
     };
-    // What rank 0 says is said for all.
-    if team.is_first() {
-        failure
-    } else {
-        Failure { message: format!("rank {}: {}", team.rank(), failure.message), ..failure }
+    named(failure, team)
+}
+
+/// The same with the rank in its message. What rank 0 says is said for all.
+pub(crate) fn named(failure: Failure, team: &Team<'_>) -> Failure {
+    let rank = format!("rank {}: ", team.rank());
+    if team.is_first() || failure.message.is_empty() || failure.message.starts_with(&rank) {
+        return failure;
     }
+    Failure { message: rank + &failure.message, ..failure }
 }

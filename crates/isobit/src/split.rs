@@ -119,6 +119,8 @@ pub(crate) struct StageFit {
 pub(crate) struct Pool {
     pub(crate) name: String,
     pub(crate) needed: u64,
+    /// What of it is beside buffers: of the process on the host, of the driver on a card.
+    pub(crate) overhead: u64,
     pub(crate) available: Option<Available>,
     stages: Vec<usize>,
 }
@@ -172,8 +174,8 @@ impl SplitFit {
         Some(Failure { code: 4, message, hint: Some(advice::hint(first)) })
     }
 
-    /// What the run takes of the memory that a device computes in.
-    pub(crate) fn bytes_on(&self, device: Chosen) -> u64 {
+    /// What the run takes of the memory that a device computes in, and what there is of it.
+    pub(crate) fn memory_of(&self, device: Chosen) -> Option<(u64, Option<Available>)> {
         let is_cpu = |device: Chosen| matches!(device, Chosen::Cpu { .. });
         let holds = |pool: &&Pool| match pool.stages.first() {
             // Host memory beside cards.
@@ -181,7 +183,7 @@ impl SplitFit {
             Some(at) if is_cpu(device) => is_cpu(self.split.devices[*at]),
             Some(at) => self.split.devices[*at] == device,
         };
-        self.pools.iter().filter(holds).map(|pool| pool.needed).sum()
+        self.pools.iter().find(holds).map(|pool| (pool.needed, pool.available.clone()))
     }
 
     /// Numbers that all stages train.
@@ -354,8 +356,11 @@ impl Plans<'_> {
         let are_here = self.planned.iter().all(|device| device.is_here);
         // Weights are mapped while this is planned.
         let available = if are_here { fits::free(self.ranks.here) } else { None };
-        let needed = step.max(save as u64).saturating_add(ranks as u64);
-        pools.push(Pool { name: "host memory".to_string(), needed, available, stages: Vec::new() });
+        let counted = step.max(save as u64).saturating_add(ranks as u64);
+        let process = overhead::of_process(self.run, self.model.vocabulary, self.planned.len(), counted);
+        let needed = counted.saturating_add(process);
+        let name = "host memory".to_string();
+        pools.push(Pool { name, needed, overhead: process, available, stages: Vec::new() });
     }
 
     /// A memory for each device, with the entries of the list that are on it.
@@ -364,7 +369,7 @@ impl Plans<'_> {
         for (at, planned) in self.planned.iter().enumerate() {
             let Some(pool) = pools.iter_mut().find(|pool| pool.name == planned.name) else {
                 let (name, available) = (planned.name.clone(), planned.available.clone());
-                pools.push(Pool { name, needed: 0, available, stages: vec![at] });
+                pools.push(Pool { name, needed: 0, overhead: 0, available, stages: vec![at] });
                 continue;
             };
             pool.stages.push(at);
@@ -402,6 +407,7 @@ impl Plans<'_> {
                 pool.available = fits::free_beside(mapped, self.ranks.here);
             }
             (pool.needed, pool.available) = fits::against(counted, beside, pool.available.take(), first.own.clone());
+            pool.overhead = pool.needed.saturating_sub(counted);
         }
         self.add_host(&mut pools, stages, tokens);
         pools

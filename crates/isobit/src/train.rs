@@ -117,7 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Failure::catch(trained).map_err(|failure| {
         if !team.knows_of_the_end() {
             // The others are stopped at once, and so is this process.
-            let failure = failure.told();
+            let failure = ranks::named(failure, &team).told();
             team.abandon(failure.code);
             return failure;
         }
@@ -156,6 +156,9 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
         return Err(Failure { code: 7, message, hint: Some(hint.to_string()) });
     }
     let start = arguments.start(output)?;
+    if arguments.audit_every.is_some() && world.size() > 1 {
+        return Err(audit::not_for_ranks());
+    }
     if world.rank() == 0 {
         report::check(&run)?;
         samples::check(&run)?;
@@ -165,6 +168,9 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let ranks = Ranks { here: world.neighbours().count, all: world.size() };
     let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks);
     let (devices, trained) = devices.map_err(Failure::with_way_out)?;
+    if arguments.audit_every.is_some() && !arguments.no_plan {
+        audit::check(&of_rank, arguments.audit_on.as_deref(), &arguments.memory)?;
+    }
     let disk = trained.filter(|_| world.rank() == 0).map(|trained| DiskFit::of(&run, trained, true));
     let prepared = prepare(run)?;
     // Until here there is nothing to save, so a signal stops the process immediately.
@@ -408,10 +414,7 @@ impl Training<'_> {
                 tell(&format!("warning: --audit-every {every} audits nothing: the run has {total}"));
             }
         }
-        let audit = {
-            let (every, on, planned) = (arguments.audit_every, arguments.audit_on.as_deref(), !arguments.no_plan);
-            audit::auditor(every, on, prepared, team, &arguments.memory, planned)?
-        };
+        let audit = audit::auditor(arguments.audit_every, arguments.audit_on.as_deref(), prepared)?;
         let console = Console::new(prepared, device, json, quiet).with_audit(audit);
         let mut console = console.with_page(page).with_receipt(environment, arguments.fixed);
         let outcome = train(start, &mut console);

@@ -9,6 +9,7 @@ mod csv;
 mod date;
 mod error;
 mod example;
+mod extent;
 mod file;
 mod files;
 mod format;
@@ -29,6 +30,7 @@ mod turns;
 mod variables;
 
 pub use error::{DataError, DataErrorKind, RowError, Untrainable};
+pub use extent::{Extent, extent};
 pub use file::STACK_BYTES as READER_STACK_BYTES;
 pub use format::RowFormat;
 pub use order::{EpochOrder, order};

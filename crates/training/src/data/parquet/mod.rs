@@ -11,10 +11,13 @@ mod schema;
 mod thrift;
 mod values;
 
+use super::Extent;
 use assemble::Reader;
 use pages::{Bounds, Column};
 use schema::{Node, Schema};
 use std::cell::Cell;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use thrift::Fields;
 
@@ -58,6 +61,20 @@ pub(super) fn objects(bytes: &[u8], is_read: impl Fn(&str) -> bool) -> Result<Ve
         Some(count) if count == table.rows.len() => Ok(table.rows),
         count => Err(whole(format!("it has {} rows, but says {count:?}", table.rows.len()))),
     }
+}
+
+/// What the footer says of all rows; None if it cannot be read. Values that repeat are stored once,
+/// so the text may be longer.
+pub(super) fn extent(mut file: File, length: u64) -> Option<Extent> {
+    // A footer is read behind the mark of a file.
+    let tail = length.min(FOOTER_BYTES_MAX as u64);
+    file.seek(SeekFrom::Start(length - tail)).ok()?;
+    let mut bytes = MAGIC.to_vec();
+    file.take(tail).read_to_end(&mut bytes).ok()?;
+    let (footer, _) = Fields::read(footer(&bytes).ok()?).ok()?;
+    let groups = footer.structures(4).unwrap_or_default();
+    let unpacked = groups.iter().map(|group| group.size(2).unwrap_or(0) as u64).fold(0, u64::saturating_add);
+    Some(Extent { rows: footer.size(3)? as u64, bytes: unpacked.max(length) })
 }
 
 /// The bytes of the footer, which stands before its length and the mark at the end.

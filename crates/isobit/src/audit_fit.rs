@@ -1,0 +1,99 @@
+//! Whether the audits of a run (`train --audit-every`) fit beside it: they hold the model a second
+//! time, without moments.
+
+use crate::Failure;
+use crate::backend::Chosen;
+use crate::fits::{Available, Given, MemoryFit, Ranks, memory_fit};
+use crate::split::split_fit;
+use crate::units::size;
+use isobit_autograd::Offload;
+use isobit_training::config::Run;
+use isobit_training::plan::Item;
+
+/// What audits need, and the memory that must hold them and the run.
+pub(crate) struct AuditFit {
+    /// Where they compute.
+    on: String,
+    /// The memory that they are in.
+    memory: String,
+    /// What the run itself takes of it.
+    own: u64,
+    pub(crate) bytes: u64,
+    available: Option<Available>,
+}
+
+impl AuditFit {
+    /// None if it cannot be planned; why was said when the run was.
+    pub(crate) fn of(run: &Run, on: Chosen, given: &Given) -> Result<Option<Self>, Failure> {
+        let name = on.name();
+        let on_host = matches!(on, Chosen::Cpu { .. });
+        let shares_card = !on_host && Chosen::all_of(run)?.contains(&on);
+        if shares_card && !given.memories.is_empty() {
+            let message = format!("--memory limits what the run takes on {name}, where its audits would be beside it");
+            return Err(Failure::usage(message, "audit on the CPU or another card (`--audit-on`)"));
+        }
+        let again = Run {
+            devices: vec![on.in_config()],
+            threads: on.threads() as u32,
+            offload: Offload::NONE,
+            generate_prompts: Vec::new(),
+            ..run.clone()
+        };
+        let Ok(MemoryFit { plan: Some(plan), available, overhead, .. }) =
+            memory_fit(&again, &Given::default(), Ranks::ALONE)
+        else {
+            return Ok(None);
+        };
+        let (own, available) = match beside(run, on, shares_card, given) {
+            Err(_) => return Ok(None),
+            Ok(Some((own, limit))) => (own, limit),
+            Ok(None) => (0, available),
+        };
+        // A process is counted with the run; a driver too, on a card of the run's.
+        let overhead = if shares_card || on_host { 0 } else { overhead };
+        let bytes = (plan.bytes_peak - plan.items[&Item::Optimizer]) as u64 + overhead;
+        let memory = if on_host { "host memory".to_string() } else { name.clone() };
+        let on = if on_host { "the CPU".to_string() } else { name };
+        Ok(Some(Self { on, memory, own, bytes, available }))
+    }
+
+    pub(crate) fn fits(&self) -> bool {
+        self.available.as_ref().is_none_or(|available| self.own.saturating_add(self.bytes) <= available.bytes)
+    }
+
+    /// For people.
+    pub(crate) fn line(&self) -> String {
+        let answer = if self.fits() { "fit" } else { "do not fit" };
+        format!("audits {answer}: {} more on {}, beside {} of the run", size(self.bytes), self.on, size(self.own))
+    }
+
+    pub(crate) fn refusal(&self) -> Option<Failure> {
+        let available = self.available.as_ref().filter(|_| !self.fits())?;
+        let (own, audits, there) = (size(self.own), size(self.bytes), size(available.bytes));
+        let message = format!(
+            "this run needs {own} of {} and its audits {audits}, {there} is available ({})",
+            self.memory, available.of
+        );
+        let hint = Some("leave out --audit-every, or audit on another device (`--audit-on`)".to_string());
+        Some(Failure { code: 4, message, hint })
+    }
+}
+
+/// What a run takes of the memory that a device computes in, and what there is of it; None on a
+/// card that is not the run's.
+type Beside = Option<(u64, Option<Available>)>;
+
+fn beside(run: &Run, device: Chosen, is_of_run: bool, given: &Given) -> Result<Beside, Failure> {
+    let on_host = matches!(device, Chosen::Cpu { .. });
+    if !on_host && !is_of_run {
+        return Ok(None);
+    }
+    if run.devices.len() > 1 {
+        return Ok(split_fit(run, given, Ranks::ALONE)?.memory_of(device));
+    }
+    let fit = memory_fit(run, given, Ranks::ALONE)?;
+    Ok(Some(match fit.host.filter(|_| on_host) {
+        Some(host) => (host.needed, host.available),
+        None => (fit.needed, fit.available),
+    }))
+}
