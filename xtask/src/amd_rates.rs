@@ -34,9 +34,9 @@ const SHARE_MIN: f64 = 50.0;
 /// Elements of the contraction per step of a kernel, and per chunk.
 const STEP: u64 = 64;
 const CHUNK: u64 = 512;
-/// Iterations of the innermost loop per step where it is a loop over words, two at a time: half of
-/// `DEPTH` in `gpu/product.cl`.
-const WORDS: u64 = 8;
+/// Iterations of the innermost loop per step where it is a loop over words, four at a time: a
+/// quarter of `DEPTH` in `gpu/product.cl`.
+const WORDS: u64 = 4;
 /// Waves of a group, one on each SIMD of a compute unit, which share its memory units.
 const WAVES: u64 = 4;
 /// Bytes per cycle of a compute unit's local memory and first-level cache.

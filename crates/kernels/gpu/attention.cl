@@ -23,8 +23,8 @@
 // Words of the widest head.
 #define WORDS_MAX 64
 #define FORWARD_ROWS 16
+#define BACKWARD_ROWS 16
 #ifndef ATTENTION_MFMA
-#define BACKWARD_ROWS 8
 // Words from row to row of the sliced weights.
 #define WEIGHT_PITCH TILE_WORDS
 #endif
@@ -195,12 +195,14 @@ FUNCTION void add_word(
     for (uint s = 0u; s < SLICES; s++) {
         column[s] = load_word(columns + (ulong)(s * words + word) * places, offset);
     }
-    for (uint n = 0u; n < row_count / 2u; n++) {
-        int row[SLICES];
+    for (uint n = 0u; n < row_count / 2u; n += 4u) {
+        int row[4][SLICES];
         for (uint s = 0u; s < SLICES; s++) {
-            row[s] = rows[(s * words + word) * row_count + score_row(n, row_count)];
+            load_neighbours(row, s, rows + (s * words + word) * row_count + score_row(n, row_count));
         }
-        sums[n] = add_products(sums[n], row, column);
+        for (uint i = 0u; i < 4u; i++) {
+            sums[n + i] = add_products(sums[n + i], row[i], column);
+        }
     }
 }
 
@@ -306,18 +308,24 @@ FUNCTION void add_tile_by(
     }
     uint offset = column * 4u;
     planes = uniform_pointer(planes);
+    // Four words at a time, which end within the places of a span: beyond what is seen, weights are
+    // zero.
     end_word = uniform(end_word);
-    for (uint word = uniform(first_word); word < end_word; word++) {
-        int positions[SLICES];
-        for (uint s = 0u; s < SLICES; s++) {
-            positions[s] = load_word(planes + s * slice_step + (ulong)word * width, &offset);
+    for (uint word = uniform(first_word) / 4u * 4u; word < end_word; word += 4u) {
+        int positions[4][SLICES];
+        for (uint w = 0u; w < 4u; w++) {
+            for (uint s = 0u; s < SLICES; s++) {
+                positions[w][s] = load_word(planes + s * slice_step + (ulong)(word + w) * width, &offset);
+            }
         }
         for (uint n = 0u; n < row_count / step; n++) {
-            int weight[SLICES];
+            int weight[4][SLICES];
             for (uint s = 0u; s < SLICES; s++) {
-                weight[s] = weights[(s * row_count + first + n * step) * WEIGHT_PITCH + word];
+                load_neighbours(weight, s, weights + (s * row_count + first + n * step) * WEIGHT_PITCH + word);
             }
-            sums[n] = add_products(sums[n], weight, positions);
+            for (uint w = 0u; w < 4u; w++) {
+                sums[n] = add_products(sums[n], weight[w], positions[w]);
+            }
         }
     }
     for (uint n = 0u; n < row_count / step; n++) {
@@ -356,9 +364,9 @@ KERNEL(GROUP) attention_forward(
     uint heads, uint heads_per_key, uint key_width, uint value_width, uint query_places, uint key_places, uint window,
     float softmax_scale2, float cap, float cap_inverse
 ) {
-    LOCAL int rows[SLICES * WORDS_MAX * FORWARD_ROWS];
+    LOCAL ALIGNED int rows[SLICES * WORDS_MAX * FORWARD_ROWS];
     LOCAL float values[FORWARD_ROWS * TILE];
-    LOCAL int weights[SLICES * FORWARD_ROWS * WEIGHT_PITCH];
+    LOCAL ALIGNED int weights[SLICES * FORWARD_ROWS * WEIGHT_PITCH];
     LOCAL float maxima[GROUP];
     LOCAL float sums[GROUP];
     LOCAL uint largest[GROUP];
@@ -524,10 +532,10 @@ KERNEL(GROUP) attention_grad_query(
     GLOBAL const uint *table, uint heads, uint heads_per_key, uint key_width, uint value_width, uint places,
     uint window, float softmax_scale, float softmax_scale2, float cap, float cap_inverse
 ) {
-    LOCAL int q_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
-    LOCAL int d_o_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
+    LOCAL ALIGNED int q_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
+    LOCAL ALIGNED int d_o_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL float values[BACKWARD_ROWS * TILE];
-    LOCAL int weights[SLICES * BACKWARD_ROWS * WEIGHT_PITCH];
+    LOCAL ALIGNED int weights[SLICES * BACKWARD_ROWS * WEIGHT_PITCH];
     LOCAL uint largest[GROUP];
     LOCAL float scales[BACKWARD_ROWS];
     LOCAL float decays[BACKWARD_ROWS];
@@ -638,11 +646,11 @@ KERNEL(GROUP) attention_grad_key(
     uint key_heads, uint heads_per_key, uint key_width, uint value_width, uint places, uint window,
     float softmax_scale, float softmax_scale2, float cap, float cap_inverse
 ) {
-    LOCAL int k_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
-    LOCAL int v_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
+    LOCAL ALIGNED int k_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
+    LOCAL ALIGNED int v_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL float key_values[BACKWARD_ROWS * TILE];
     LOCAL float value_values[BACKWARD_ROWS * TILE];
-    LOCAL int weights[SLICES * BACKWARD_ROWS * WEIGHT_PITCH];
+    LOCAL ALIGNED int weights[SLICES * BACKWARD_ROWS * WEIGHT_PITCH];
     LOCAL uint largest[GROUP];
     LOCAL float scales[BACKWARD_ROWS];
     LOCAL float decays[BACKWARD_ROWS];

@@ -5,7 +5,6 @@
 // of 16 columns. Results: wave w has columns 16 * (w + 4 * i), at most four blocks.
 
 #define ATTENTION_MFMA
-#define BACKWARD_ROWS 16
 // Words from row to row of the sliced weights: rows start in different banks.
 #define WEIGHT_PITCH 33
 #define WAVE 64u

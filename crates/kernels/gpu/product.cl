@@ -1,63 +1,76 @@
 // Slice products (docs/numerics.md, "Slice product"). A group of 256 computes PRODUCT_TILE x
-// PRODUCT_TILE outputs, 4 x 4 to a work item, from tiles of packed bytes in local memory:
-// [word of the contraction][slice][row or column].
+// PRODUCT_TILE outputs, 4 x 4 neighbours to a work item, from tiles of packed bytes in local
+// memory: [word of the contraction][slice][row or column]. While a tile is multiplied, the words of
+// the next one are on their way.
 
 // Words of the contraction that are in local memory at a time.
 #define DEPTH 16u
 #define DEPTH_ELEMENTS (DEPTH * 4u)
-// One more than PRODUCT_TILE: rows of the tile start in different banks.
-#define PITCH (PRODUCT_TILE + 1)
-#define TILE_WORDS (SLICES * DEPTH * PITCH)
-// Work items along either side of the tile; a work item has the rows and columns a multiple of this
-// apart.
+#define TILE_WORDS (SLICES * DEPTH * PRODUCT_TILE)
+// Work items along either side of the tile, and the rows and columns of each.
 #define SIDE 16u
 #define EACH 4
 
-// Where a word of a row or column lies in a tile. The slices of a word are neighbours: two words of
-// all slices are within the offsets that one address register of a load from local memory allows.
-FUNCTION uint place(uint slice, uint word, uint row) {
-    return (word * SLICES + slice) * PITCH + row;
+// Where four neighbouring rows or columns of a word lie in a tile. Which four come first changes
+// with the word: so work items that store words of one row, or read several rows, meet different
+// banks.
+FUNCTION uint place(uint slice, uint word, uint four) {
+    return ((word * SLICES + slice) * SIDE + (four ^ word / 4u * 2u)) * 4u;
 }
+
+// The first of the rows of a work item in its tile, and the first of its columns.
+FUNCTION uint item_row(void) {
+    return local_index() / SIDE * EACH;
+}
+
+FUNCTION uint item_column(void) {
+    return local_index() % SIDE * EACH;
+}
+
+// What a work item loads of a tile: four words of every slice.
+typedef struct {
+    uint words[SLICES][4];
+} Fetched;
 
 // Addresses are the sum of a pointer that all work items share and an offset of 32 bits in bytes,
 // which AMD's loads take apart: a tile's rows lie within 2^32 bytes.
-#define AT(pointer, offset) (*(GLOBAL const int *)((GLOBAL const uchar *)(pointer) + (offset)))
+#define AT(type, pointer, offset) (*(GLOBAL const type *)((GLOBAL const uchar *)(pointer) + (offset)))
 
-// A tile of an operand whose rows run along the contraction: `rows` rows, the first of them and the
-// depth at `at`. The last row stands in for those beyond it: their products become outputs that are
-// not stored. Everything is asked for before the first word is stored.
-FUNCTION void load_along(
-    LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
-) {
-    uint word = local_index() % DEPTH;
-    uint first = local_index() / DEPTH;
-    int packed[SLICES][EACH];
+// Of an operand whose rows run along the contraction: `rows` rows, the first of them and the depth
+// at `at`; a work item has four words of a row. The last row stands in for those beyond it: their
+// products become outputs that are not stored.
+FUNCTION void fetch_along(Fetched *to, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows) {
+    uint word = local_index() % 4u * 4u;
+    uint row = local_index() / 4u;
+    row = row < rows ? row : rows - 1u;
     #pragma unroll
-    for (uint i = 0u; i < EACH; i++) {
-        uint row = first + i * SIDE < rows ? first + i * SIDE : rows - 1u;
-        #pragma unroll
-        for (uint s = 0u; s < SLICES; s++) {
-            packed[s][i] = AT(planes + (s * plane + at), (row * words + word) * 4u);
-        }
+    for (uint s = 0u; s < SLICES; s++) {
+        UINT4 four = AT(UINT4, planes + (s * plane + at), (row * words + word) * 4u);
+        to->words[s][0] = four.x;
+        to->words[s][1] = four.y;
+        to->words[s][2] = four.z;
+        to->words[s][3] = four.w;
     }
+}
+
+FUNCTION void put_along(LOCAL_POINTER int *tile, const Fetched *from) {
+    uint word = local_index() % 4u * 4u;
+    uint row = local_index() / 4u;
     #pragma unroll
     for (uint s = 0u; s < SLICES; s++) {
         #pragma unroll
-        for (uint i = 0u; i < EACH; i++) {
-            tile[place(s, word, first + i * SIDE)] = packed[s][i];
+        for (uint i = 0u; i < 4u; i++) {
+            tile[place(s, word, row / 4u) + i * (SLICES * PRODUCT_TILE) + row % 4u] = (int)from->words[s][i];
         }
     }
 }
 
-// A tile of an operand whose columns run along the contraction: PRODUCT_TILE columns from `at` on,
-// of which row padding may be part, and the next `rows` rows. Each work item transposes four rows
-// of four bytes; rows beyond the last are zeros.
-FUNCTION void load_transposed(
-    LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
-) {
+// Of an operand whose columns run along the contraction: PRODUCT_TILE columns from `at` on, of
+// which row padding may be part, and the next `rows` rows; a work item has four bytes of four rows.
+// Rows beyond the last are zeros.
+FUNCTION void fetch_transposed(Fetched *to, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows) {
     uint column = local_index() % SIDE;
     uint word = local_index() / SIDE;
-    uint packed[SLICES][4];
     #pragma unroll
     for (uint i = 0u; i < 4u; i++) {
         uint row = word * 4u + i;
@@ -66,16 +79,21 @@ FUNCTION void load_transposed(
         uint offset = ((row * words + column) * 4u) & inside;
         #pragma unroll
         for (uint s = 0u; s < SLICES; s++) {
-            packed[s][i] = (uint)AT(planes + (s * plane + at), offset) & inside;
+            to->words[s][i] = AT(uint, planes + (s * plane + at), offset) & inside;
         }
     }
+}
+
+FUNCTION void put_transposed(LOCAL_POINTER int *tile, Fetched *from) {
+    uint column = local_index() % SIDE;
+    uint word = local_index() / SIDE;
     #pragma unroll
     for (uint s = 0u; s < SLICES; s++) {
-        transpose_bytes(packed[s]);
-        LOCAL_POINTER int *to = tile + place(s, word, column * 4u);
+        transpose_bytes(from->words[s]);
+        LOCAL_POINTER int *to = tile + place(s, word, column);
         #pragma unroll
         for (uint i = 0u; i < 4u; i++) {
-            to[i] = (int)packed[s][i];
+            to[i] = (int)from->words[s][i];
         }
     }
 }
@@ -91,20 +109,17 @@ FUNCTION void clear(Sums *sums) {
 // and zeros behind them.
 FUNCTION void multiply(Sums *sums, LOCAL_POINTER const int *left, LOCAL_POINTER const int *right, uint rest) {
     uint words = rest < DEPTH_ELEMENTS ? (rest + 3u) / 4u : DEPTH;
-    left += local_index() / SIDE;
-    right += local_index() % SIDE;
-    for (uint word = 0u; word < words; word += 2u) {
+    for (uint word = 0u; word < words; word += 4u) {
+        LOCAL_POINTER const int *a_from = left + place(0u, word, local_index() / SIDE);
+        LOCAL_POINTER const int *b_from = right + place(0u, word, local_index() % SIDE);
         #pragma unroll
-        for (uint w = 0u; w < 2u; w++) {
+        for (uint w = 0u; w < 4u; w++) {
             int a[EACH][SLICES];
             int b[EACH][SLICES];
             #pragma unroll
-            for (uint i = 0u; i < EACH; i++) {
-                #pragma unroll
-                for (uint s = 0u; s < SLICES; s++) {
-                    a[i][s] = left[place(s, word + w, i * SIDE)];
-                    b[i][s] = right[place(s, word + w, i * SIDE)];
-                }
+            for (uint s = 0u; s < SLICES; s++) {
+                load_neighbours(a, s, a_from + (w * SLICES + s) * PRODUCT_TILE);
+                load_neighbours(b, s, b_from + (w * SLICES + s) * PRODUCT_TILE);
             }
             #pragma unroll
             for (uint i = 0u; i < EACH; i++) {
@@ -123,7 +138,7 @@ FUNCTION void accumulate_rows(
 ) {
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
-        uint row = local_index() / SIDE + i * SIDE;
+        uint row = item_row() + i;
         float scale = row < rows ? scales[(first + row) * chunks + chunk] : 0.0f;
         #pragma unroll
         for (uint j = 0u; j < EACH; j++) {
@@ -141,8 +156,9 @@ KERNEL(GROUP) product_forward(
     uint first_weight, uint weight_rows, uint weight_first, uint columns, uint width, GLOBAL const uint *table, uint tabled,
     uint first_tile, uint tiles, uint first_row, uint end_row
 ) {
-    LOCAL int left_tile[TILE_WORDS];
-    LOCAL int right_tile[TILE_WORDS];
+    LOCAL ALIGNED int left_tile[TILE_WORDS];
+    LOCAL ALIGNED int right_tile[TILE_WORDS];
+    Fetched left_next, right_next;
     // Neighbouring groups share weights: these are the larger operand.
     RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + mod_u32(group_index(), tiles));
     uint column_tile = div_u32(group_index(), tiles) * PRODUCT_TILE;
@@ -156,27 +172,39 @@ KERNEL(GROUP) product_forward(
     for (int i = 0; i < EACH * EACH; i++) {
         acc[i] = 0.0f;
     }
+    left += left_first * words;
+    right += right_first * words;
+    ulong left_plane = (ulong)left_rows * words;
+    ulong right_plane = (ulong)right_rows * words;
+    uint right_count = columns - column_tile;
+    if (width > 0u) {
+        fetch_along(&left_next, left, left_plane, 0u, words, rows);
+        fetch_along(&right_next, right, right_plane, 0u, words, right_count);
+    }
     for (uint chunk = 0u; chunk < chunks; chunk++) {
         uint end = width - chunk * CHUNK < CHUNK ? width : (chunk + 1u) * CHUNK;
         Sums sums[EACH * EACH];
         clear(sums);
         for (uint at = chunk * CHUNK; at < end; at += DEPTH_ELEMENTS) {
             barrier_local();
-            load_along(left_tile, left, (ulong)left_rows * words, left_first * words + at / 4u, words, rows);
-            load_along(
-                right_tile, right, (ulong)right_rows * words, right_first * words + at / 4u, words, columns - column_tile
-            );
+            put_along(left_tile, &left_next);
+            put_along(right_tile, &right_next);
             barrier_local();
+            uint next = at + DEPTH_ELEMENTS;
+            if (next < width) {
+                fetch_along(&left_next, left, left_plane, next / 4u, words, rows);
+                fetch_along(&right_next, right, right_plane, next / 4u, words, right_count);
+            }
             multiply(sums, left_tile, right_tile, end - at);
         }
         accumulate_rows(acc, sums, left_scales, left_first, chunks, chunk, rows);
     }
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
-        uint row = local_index() / SIDE + i * SIDE;
+        uint row = item_row() + i;
         #pragma unroll
         for (uint j = 0u; j < EACH; j++) {
-            uint column = local_index() % SIDE + j * SIDE;
+            uint column = item_column() + j;
             if (row < rows && column_tile + column < columns) {
                 y[(ulong)(tile.first + row - y_base) * y_stride + y_column + column_tile + column] =
                     acc[i * EACH + j] * right_scales[right_first + column];
@@ -193,8 +221,9 @@ KERNEL(GROUP) product_input(
     GLOBAL const int *right, uint right_rows, uint first_weight, uint weight_rows, uint weight_first, uint columns,
     uint width, uint fresh, GLOBAL const uint *table, uint tabled, uint first_tile, uint tiles, uint first_row, uint end_row
 ) {
-    LOCAL int left_tile[TILE_WORDS];
-    LOCAL int right_tile[TILE_WORDS];
+    LOCAL ALIGNED int left_tile[TILE_WORDS];
+    LOCAL ALIGNED int right_tile[TILE_WORDS];
+    Fetched left_next, right_next;
     RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + mod_u32(group_index(), tiles));
     uint column_tile = div_u32(group_index(), tiles) * PRODUCT_TILE;
     uint rows = tile.end - tile.first;
@@ -206,13 +235,21 @@ KERNEL(GROUP) product_input(
     float acc[EACH * EACH];
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
-        uint row = local_index() / SIDE + i * SIDE;
+        uint row = item_row() + i;
         #pragma unroll
         for (uint j = 0u; j < EACH; j++) {
-            uint column = column_tile + local_index() % SIDE + j * SIDE;
+            uint column = column_tile + item_column() + j;
             int old = !fresh && row < rows && column < columns;
             acc[i * EACH + j] = old ? dx[(ulong)(tile.first + row) * columns + column] : 0.0f;
         }
+    }
+    left += left_first * left_words;
+    right += right_first * right_words + column_tile / 4u;
+    ulong left_plane = (ulong)left_rows * left_words;
+    ulong right_plane = (ulong)right_rows * right_words;
+    if (width > 0u) {
+        fetch_along(&left_next, left, left_plane, 0u, left_words, rows);
+        fetch_transposed(&right_next, right, right_plane, 0u, right_words, width);
     }
     for (uint chunk = 0u; chunk < chunks; chunk++) {
         uint end = width - chunk * CHUNK < CHUNK ? width : (chunk + 1u) * CHUNK;
@@ -220,22 +257,24 @@ KERNEL(GROUP) product_input(
         clear(sums);
         for (uint at = chunk * CHUNK; at < end; at += DEPTH_ELEMENTS) {
             barrier_local();
-            load_along(left_tile, left, (ulong)left_rows * left_words, left_first * left_words + at / 4u, left_words, rows);
-            load_transposed(
-                right_tile, right, (ulong)right_rows * right_words, (right_first + at) * right_words + column_tile / 4u,
-                right_words, end - at
-            );
+            put_along(left_tile, &left_next);
+            put_transposed(right_tile, &right_next);
             barrier_local();
+            uint next = at + DEPTH_ELEMENTS;
+            if (next < width) {
+                fetch_along(&left_next, left, left_plane, next / 4u, left_words, rows);
+                fetch_transposed(&right_next, right, right_plane, (ulong)next * right_words, right_words, width - next);
+            }
             multiply(sums, left_tile, right_tile, end - at);
         }
         accumulate_rows(acc, sums, left_scales, left_first, chunks, chunk, rows);
     }
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
-        uint row = local_index() / SIDE + i * SIDE;
+        uint row = item_row() + i;
         #pragma unroll
         for (uint j = 0u; j < EACH; j++) {
-            uint column = column_tile + local_index() % SIDE + j * SIDE;
+            uint column = column_tile + item_column() + j;
             if (row < rows && column < columns) {
                 dx[(ulong)(tile.first + row) * columns + column] = acc[i * EACH + j];
             }
@@ -251,20 +290,25 @@ KERNEL(GROUP) product_weight(
     GLOBAL const int *right, GLOBAL const float *right_scales, uint tokens, GLOBAL const uint *table, uint first_chunk,
     uint end_chunk, uint base_chunk, uint base
 ) {
-    LOCAL int left_tile[TILE_WORDS];
-    LOCAL int right_tile[TILE_WORDS];
+    LOCAL ALIGNED int left_tile[TILE_WORDS];
+    LOCAL ALIGNED int right_tile[TILE_WORDS];
+    Fetched left_next, right_next;
     uint column_tiles = (columns + (PRODUCT_TILE - 1u)) / PRODUCT_TILE;
     uint row_first = div_u32(group_index(), column_tiles) * PRODUCT_TILE;
     uint column_first = mod_u32(group_index(), column_tiles) * PRODUCT_TILE;
     uint left_words = row_words(rows);
     uint right_words = row_words(columns);
+    ulong left_plane = (ulong)tokens * left_words;
+    ulong right_plane = (ulong)tokens * right_words;
+    left += row_first / 4u;
+    right += column_first / 4u;
     float acc[EACH * EACH];
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
-        uint row = row_first + local_index() / SIDE + i * SIDE;
+        uint row = row_first + item_row() + i;
         #pragma unroll
         for (uint j = 0u; j < EACH; j++) {
-            uint column = column_first + local_index() % SIDE + j * SIDE;
+            uint column = column_first + item_column() + j;
             acc[i * EACH + j] = row < rows && column < columns ? dw[(first_row + row) * columns + column] : 0.0f;
         }
     }
@@ -273,25 +317,27 @@ KERNEL(GROUP) product_weight(
         uint length = table[(ulong)chunk * 2u + 1u];
         Sums sums[EACH * EACH];
         clear(sums);
+        fetch_transposed(&left_next, left, left_plane, (ulong)start * left_words, left_words, length);
+        fetch_transposed(&right_next, right, right_plane, (ulong)start * right_words, right_words, length);
         for (uint t = 0u; t < length; t += DEPTH_ELEMENTS) {
-            ulong from = start + t;
             barrier_local();
-            load_transposed(
-                left_tile, left, (ulong)tokens * left_words, from * left_words + row_first / 4u, left_words, length - t
-            );
-            load_transposed(
-                right_tile, right, (ulong)tokens * right_words, from * right_words + column_first / 4u, right_words,
-                length - t
-            );
+            put_transposed(left_tile, &left_next);
+            put_transposed(right_tile, &right_next);
             barrier_local();
+            uint next = t + DEPTH_ELEMENTS;
+            if (next < length) {
+                ulong from = start + next;
+                fetch_transposed(&left_next, left, left_plane, from * left_words, left_words, length - next);
+                fetch_transposed(&right_next, right, right_plane, from * right_words, right_words, length - next);
+            }
             multiply(sums, left_tile, right_tile, length - t);
         }
         float row_scales[EACH];
         float column_scales[EACH];
         #pragma unroll
         for (uint i = 0u; i < EACH; i++) {
-            uint row = row_first + local_index() / SIDE + i * SIDE;
-            uint column = column_first + local_index() % SIDE + i * SIDE;
+            uint row = row_first + item_row() + i;
+            uint column = column_first + item_column() + i;
             row_scales[i] = row < rows ? left_scales[(ulong)(chunk - base_chunk) * rows + row] : 0.0f;
             column_scales[i] = column < columns ? right_scales[(ulong)(chunk - base_chunk) * columns + column] : 0.0f;
         }
@@ -306,10 +352,10 @@ KERNEL(GROUP) product_weight(
     }
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
-        uint row = row_first + local_index() / SIDE + i * SIDE;
+        uint row = row_first + item_row() + i;
         #pragma unroll
         for (uint j = 0u; j < EACH; j++) {
-            uint column = column_first + local_index() % SIDE + j * SIDE;
+            uint column = column_first + item_column() + j;
             if (row < rows && column < columns) {
                 dw[(first_row + row) * columns + column] = acc[i * EACH + j];
             }

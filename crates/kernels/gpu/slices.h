@@ -170,6 +170,15 @@ FUNCTION void bytes_of_places(uint *numbers, const uint *packed) {
     transpose_bytes(numbers + 4);
 }
 
+// Slice `slice` of four neighbours in memory that the group shares, from a multiple of 16 bytes on.
+FUNCTION void load_neighbours(int to[4][SLICES], uint slice, LOCAL_POINTER const int *from) {
+    UINT4 four = *(LOCAL_POINTER const UINT4 *)from;
+    to[0][slice] = (int)four.x;
+    to[1][slice] = (int)four.y;
+    to[2][slice] = (int)four.z;
+    to[3][slice] = (int)four.w;
+}
+
 // Exact sums of a chunk: HH and X for two slices, S1, S2 and S3 for three.
 typedef struct {
     int s[SLICES];

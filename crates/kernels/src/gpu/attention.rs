@@ -37,13 +37,11 @@ pub(super) static ATTENTION_MFMA: Program =
 /// whole blocks of rows.
 pub(super) const PLACE_BLOCK: usize = 32;
 const FORWARD_ROWS: usize = 16;
-const BACKWARD_ROWS: usize = 8;
-/// `BACKWARD_ROWS` in `gpu/attention_mfma.cl`.
-const MFMA_BACKWARD_ROWS: usize = 16;
+const BACKWARD_ROWS: usize = 16;
 
-/// The program of the kernels, and the rows of a group in the backward pass.
-fn kernels(gpu: &Gpu) -> (&'static Program, usize) {
-    if gpu.has_mfma() { (&ATTENTION_MFMA, MFMA_BACKWARD_ROWS) } else { (&ATTENTION, BACKWARD_ROWS) }
+/// The program of the kernels.
+fn kernels(gpu: &Gpu) -> &'static Program {
+    if gpu.has_mfma() { &ATTENTION_MFMA } else { &ATTENTION }
 }
 
 /// A tensor of rows over places: its positions, number of heads and width.
@@ -132,7 +130,7 @@ impl Operand {
         let blocks = gpu.offsets(&self.blocks(p));
         let shape = [self.heads, self.width, self.places(p)].map(narrow);
         gpu.launch_with(
-            kernels(gpu).0,
+            kernels(gpu),
             "attention_slice",
             build(p),
             Groups::each(self.places(p) / PLACE_BLOCK * self.heads),
@@ -253,7 +251,7 @@ fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuB
         limit,
         inverse
     ];
-    gpu.launch_with(kernels(gpu).0, "attention_forward", build(p), Groups::each(blocks * p.heads), 0, arguments);
+    gpu.launch_with(kernels(gpu), "attention_forward", build(p), Groups::each(blocks * p.heads), 0, arguments);
 }
 
 fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
@@ -271,7 +269,7 @@ fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut Gp
     let blocks = gpu.offsets(&all.q.blocks(p));
     let [heads, value_width, places] = [p.heads, p.value_width, all.q.places(p)].map(narrow);
     gpu.launch_with(
-        kernels(gpu).0,
+        kernels(gpu),
         "attention_delta",
         build(p),
         Groups::each(all.q.places(p) / PLACE_BLOCK * p.heads),
@@ -300,8 +298,7 @@ struct Backward<'a> {
 impl Backward<'_> {
     fn grad_query(&self, dq: &GpuBuffer<f32>) {
         let Self { gpu, p, all, q, k, v, d_o, .. } = self;
-        let (program, rows) = kernels(gpu);
-        let (table, blocks) = all.q.table(gpu, &all.k, p, rows);
+        let (table, blocks) = all.q.table(gpu, &all.k, p, BACKWARD_ROWS);
         let SoftCap { limit, inverse } = cap(p);
         let arguments = arguments![
             dq,
@@ -328,13 +325,12 @@ impl Backward<'_> {
             limit,
             inverse
         ];
-        gpu.launch_with(program, "attention_grad_query", build(p), Groups::each(blocks * p.heads), 0, arguments);
+        gpu.launch_with(kernels(gpu), "attention_grad_query", build(p), Groups::each(blocks * p.heads), 0, arguments);
     }
 
     fn grad_key(&self, dk: &GpuBuffer<f32>, dv: &GpuBuffer<f32>) {
         let Self { gpu, p, all, q, k, v, d_o, .. } = self;
-        let (program, rows) = kernels(gpu);
-        let (table, blocks) = all.k.table(gpu, &all.q, p, rows);
+        let (table, blocks) = all.k.table(gpu, &all.q, p, BACKWARD_ROWS);
         let SoftCap { limit, inverse } = cap(p);
         let arguments = arguments![
             dk,
@@ -363,6 +359,6 @@ impl Backward<'_> {
             limit,
             inverse
         ];
-        gpu.launch_with(program, "attention_grad_key", build(p), Groups::each(blocks * p.kv_heads), 0, arguments);
+        gpu.launch_with(kernels(gpu), "attention_grad_key", build(p), Groups::each(blocks * p.kv_heads), 0, arguments);
     }
 }

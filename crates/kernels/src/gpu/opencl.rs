@@ -58,8 +58,8 @@ const BUFFER_SIZE: u32 = 0x1102;
 const BUILD_LOG: u32 = 0x1183;
 const WAIT: u32 = 1;
 const GO_ON: u32 = 0;
-/// Local memory that a device must have: the largest kernel (the delta rule's backward pass) needs
-/// 41,984 bytes per group, and devices have 32, 48 or 64 KiB.
+/// Local memory that a device must have: the largest kernel (attention's gradients of keys with
+/// three slices) needs 48,448 bytes per group, and devices have 32, 48 or 64 KiB.
 const LOCAL_MEMORY_MIN: u64 = 48 << 10;
 /// Maximum number of devices: any beyond it are not listed.
 const DEVICES_MAX: u32 = 64;
@@ -638,7 +638,7 @@ mod tests {
                 largest = largest.max((bytes, name));
             }
         }
-        assert_eq!(largest, (41_984, "delta_rule_backward"));
+        assert_eq!(largest, (48_448, "attention_grad_key"));
         assert!(largest.0 <= LOCAL_MEMORY_MIN);
     }
 }
