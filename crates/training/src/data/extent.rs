@@ -59,7 +59,7 @@ mod tests {
         };
         assert_eq!(of("a.jsonl", "{}\n{}\n"), Some(Extent { rows: 3, bytes: 6 }));
         assert_eq!(of("a.json", "[{},\n\n\n{}]"), Some(Extent { rows: 3, bytes: 10 }));
-        assert_eq!(of("a.csv", ""), Some(Extent { rows: 1, bytes: 0 }));
+        assert_eq!(of("a.csv", ""), Some(Extent { rows: 0, bytes: 0 }));
         assert_eq!(of("a.parquet", "PAR1 and no more"), Some(Extent { rows: 0, bytes: 16 }));
         assert_eq!(extent(&folder.path().join("none")), None);
         assert_eq!(extent(folder.path()), None);

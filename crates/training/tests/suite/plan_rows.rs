@@ -4,7 +4,7 @@
 use crate::short_runs::step_settings;
 use isobit_autograd::Policy;
 use isobit_kernels::gpu::{Api, Selector};
-use isobit_kernels::plan::{Counting, MemoryLayout};
+use isobit_kernels::plan::{Counting, MemoryLayout, SMALL_STEP};
 use isobit_kernels::{Cpu, Gpu, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Config, ConfigShapes, LoraConfig, Trained, build};
@@ -100,7 +100,8 @@ fn packed() -> Vec<Vec<Row>> {
 fn rows_of_any_length_need_no_more_than_the_longest() {
     let longest = vec![longest_rows(2 * ROWS, TOKENS); 2];
     let shortest: Vec<Vec<Row>> = vec![vec![of_short_documents(TOKENS); 2 * ROWS]];
-    // As a plan does it: on a card, gaps and small buffers are those of shorter rows, too.
+    // As a plan does it: on a card, gaps and small buffers are those of shorter rows, too; small
+    // ones may need a step more.
     let short = SHORT.map(|part| longest_rows(2 * ROWS, short_row(TOKENS, HIDDEN * ROWS, part)));
     let longest = [&longest[..], &short].concat();
     let planned_packed = [longest.clone(), shortest].concat();
@@ -115,7 +116,7 @@ fn rows_of_any_length_need_no_more_than_the_longest() {
                         [("of text", &longest, of_text()), ("packed", &planned_packed, packed())]
                     {
                         let [planned, taken] = [of(planned), of(&taken)];
-                        if taken[0] > planned[0] || taken[1] > planned[1] {
+                        if taken[0] > planned[0] || taken[1] > planned[1] + SMALL_STEP {
                             let case = format!("{name}, {kind}, {}, {device}, rows {what}", policy.name());
                             failed.push(format!("{case}: {taken:?} bytes, {planned:?} planned"));
                         }
