@@ -282,7 +282,9 @@ fn cards_of_ranks_are_planned_by_name() {
     let lines = absent.json();
     assert_eq!((absent.code, lines.len(), &lines[0]["schema"]), (6, 1, &"isobit.error/1".into()), "{}", absent.out);
     let fewer = ["--set", "gradient_groups=2"];
-    folder.run(&[&["plan", "config.toml"], &named[..], &fewer].concat()).says(2, &["3 ranks cannot share 2 gradient groups"]);
+    folder
+        .run(&[&["plan", "config.toml"], &named[..], &fewer].concat())
+        .says(2, &["3 ranks cannot share 2 gradient groups"]);
     let other = ["--ranks", "2"];
     folder.run(&[&["plan", "config.toml"], &named[..], &other].concat()).says(2, &["devices are named for 3 ranks"]);
 }

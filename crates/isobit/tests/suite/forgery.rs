@@ -391,7 +391,12 @@ fn a_statement_replaces_only_statements() {
     says(&folder, &["prove", "run", "-q", "--segments", "2", "--challenge", "0a", "--key", "key.pem"], 0, "signed by");
     says(&folder, &["prove", "run", "-q"], 2, "is a signed statement; this one would not be signed");
     // What was replayed, and for which challenge.
-    says(&folder, &["verify", "run", "--challenge", "0A", "--key", "public.pem"], 0, "by the challenge 0a): same bits; a single wrong");
+    says(
+        &folder,
+        &["verify", "run", "--challenge", "0A", "--key", "public.pem"],
+        0,
+        "by the challenge 0a): same bits; a single wrong",
+    );
     says(&folder, &["verify", "run", "--challenge", "0b"], 8, "it does not answer the challenge 0b");
     let found = folder.run(&["verify", "run", "--json"]).json();
     assert_eq!((&found[0]["statement"]["replayed"], &found[0]["statement"]["segments"]), (&2.into(), &3.into()));
