@@ -413,7 +413,7 @@ mod tests {
              Depth=3\n\tv_dot4_i32_i8 v1, v2, v3, v1\n; %bb.10: ;   in Loop: Header=BB0_2 Depth=2\n",
         );
         let rates = Rates::of(&text, "k").expect("a kernel");
-        assert_eq!((rates.chunk.int8, rates.chunk.int8_cycles), (64, 256));
+        assert_eq!((rates.chunk.int8, rates.chunk.int8_cycles), (32, 128));
         let stray =
             text.replace("; %bb.3:", ".LBB0_7: ; Parent Loop BB0_2 Depth=2\n ; =>This Loop Header: Depth=3\n; %bb.3:");
         assert!(Rates::of(&stray, "k").is_err_and(|error| error.contains("BB0_7")));

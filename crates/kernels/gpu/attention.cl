@@ -141,8 +141,7 @@ KERNEL(GROUP) attention_slice(
             }
             for (int s = 0; s < SLICES; s++) {
                 ulong plane = ((ulong)head * SLICES + (ulong)s) * words + word;
-                by_width[plane * places + place + row] =
-                    packed_slice(q, s);
+                by_width[plane * places + place + row] = packed_slice(q, s);
             }
         }
     }
@@ -157,8 +156,7 @@ KERNEL(GROUP) attention_slice(
             }
             for (int s = 0; s < SLICES; s++) {
                 ulong plane = ((ulong)head * SLICES + (ulong)s) * (places / 4u) + place / 4u + word;
-                by_place[plane * width + d] =
-                    packed_slice(q, s);
+                by_place[plane * width + d] = packed_slice(q, s);
             }
         }
     }
@@ -265,8 +263,7 @@ FUNCTION void slice_weights(
             q[n] = quantise(values[row * TILE + 4u * word + n], multiplier);
         }
         for (int s = 0; s < SLICES; s++) {
-            weights[((uint)s * row_count + row) * WEIGHT_PITCH + word] =
-                packed_slice(q, s);
+            weights[((uint)s * row_count + row) * WEIGHT_PITCH + word] = packed_slice(q, s);
         }
     }
 }

@@ -1,7 +1,7 @@
 // Slice products (docs/numerics.md, "Slice product"). A group of 256 computes PRODUCT_TILE x
 // PRODUCT_TILE outputs, 4 x 4 neighbours to a work item, from tiles of packed bytes in local
 // memory: [word of the contraction][slice][row or column]. While a tile is multiplied, the words of
-// the next one are on their way.
+// the next one are on their way: each kernel spells this loop for its own pair of operands.
 
 // Words of the contraction that are in local memory at a time.
 #define DEPTH 16u
@@ -11,11 +11,11 @@
 #define SIDE 16u
 #define EACH 4
 
-// Where four neighbouring rows or columns of a word lie in a tile. Which four come first changes
-// with the word: so work items that store words of one row, or read several rows, meet different
-// banks.
-FUNCTION uint place(uint slice, uint word, uint four) {
-    return ((word * SLICES + slice) * SIDE + (four ^ word / 4u * 2u)) * 4u;
+// Where four neighbouring rows or columns of a word lie in a tile. The order of the fours is
+// permuted by word, so that work items which store words of one row, or load several rows, hit
+// different banks.
+FUNCTION uint tile_index(uint slice, uint word, uint four) {
+    return ((word * SLICES + slice) * SIDE + (four ^ (word / 4u * 2u))) * 4u;
 }
 
 // The first of the rows of a work item in its tile, and the first of its columns.
@@ -60,7 +60,7 @@ FUNCTION void put_along(LOCAL_POINTER int *tile, const Fetched *from) {
     for (uint s = 0u; s < SLICES; s++) {
         #pragma unroll
         for (uint i = 0u; i < 4u; i++) {
-            tile[place(s, word, row / 4u) + i * (SLICES * PRODUCT_TILE) + row % 4u] = (int)from->words[s][i];
+            tile[tile_index(s, word, row / 4u) + i * (SLICES * PRODUCT_TILE) + row % 4u] = (int)from->words[s][i];
         }
     }
 }
@@ -90,7 +90,7 @@ FUNCTION void put_transposed(LOCAL_POINTER int *tile, Fetched *from) {
     #pragma unroll
     for (uint s = 0u; s < SLICES; s++) {
         transpose_bytes(from->words[s]);
-        LOCAL_POINTER int *to = tile + place(s, word, column);
+        LOCAL_POINTER int *to = tile + tile_index(s, word, column);
         #pragma unroll
         for (uint i = 0u; i < 4u; i++) {
             to[i] = (int)from->words[s][i];
@@ -110,8 +110,8 @@ FUNCTION void clear(Sums *sums) {
 FUNCTION void multiply(Sums *sums, LOCAL_POINTER const int *left, LOCAL_POINTER const int *right, uint rest) {
     uint words = rest < DEPTH_ELEMENTS ? (rest + 3u) / 4u : DEPTH;
     for (uint word = 0u; word < words; word += 4u) {
-        LOCAL_POINTER const int *a_from = left + place(0u, word, local_index() / SIDE);
-        LOCAL_POINTER const int *b_from = right + place(0u, word, local_index() % SIDE);
+        LOCAL_POINTER const int *a_from = left + tile_index(0u, word, local_index() / SIDE);
+        LOCAL_POINTER const int *b_from = right + tile_index(0u, word, local_index() % SIDE);
         #pragma unroll
         for (uint w = 0u; w < 4u; w++) {
             int a[EACH][SLICES];
@@ -148,12 +148,12 @@ FUNCTION void accumulate_rows(
 }
 
 // y[m, n] = sum over k of x[m, k] W[n, k]. Row m of x is row m - left_base of its planes and row
-// m - y_base of y; the `columns` weight rows from `weight_first` on become the columns of y from
+// m - y_base of y; the `columns` weight rows from `weight_row` on become the columns of y from
 // `y_column` on.
 KERNEL(GROUP) product_forward(
     GLOBAL float *y, ulong y_stride, uint y_base, uint y_column, GLOBAL const int *left, GLOBAL const float *left_scales,
     uint left_rows, uint left_base, GLOBAL const int *right, GLOBAL const float *right_scales, uint right_rows,
-    uint first_weight, uint weight_rows, uint weight_first, uint columns, uint width, GLOBAL const uint *table, uint tabled,
+    uint weight_base, uint weight_rows, uint weight_row, uint columns, uint width, GLOBAL const uint *table, uint tabled,
     uint first_tile, uint tiles, uint first_row, uint end_row
 ) {
     LOCAL ALIGNED int left_tile[TILE_WORDS];
@@ -166,7 +166,7 @@ KERNEL(GROUP) product_forward(
     uint words = row_words(width);
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
     ulong left_first = tile.first - left_base;
-    ulong right_first = (ulong)(tile.weight - first_weight) * weight_rows + weight_first + column_tile;
+    ulong right_first = (ulong)(tile.weight - weight_base) * weight_rows + weight_row + column_tile;
     float acc[EACH * EACH];
     #pragma unroll
     for (int i = 0; i < EACH * EACH; i++) {
@@ -214,11 +214,11 @@ KERNEL(GROUP) product_forward(
 }
 
 // dx[m, k] = sum over n of d[m, n] W[n, k], d being dy with the scales of W folded in. Row m of d
-// is row m - left_base of its planes; its `width` columns meet the weight rows from `weight_first`
+// is row m - left_base of its planes; its `width` columns meet the weight rows from `weight_row`
 // on. A `fresh` sum starts from zero, others from dx.
 KERNEL(GROUP) product_input(
     GLOBAL float *dx, GLOBAL const int *left, GLOBAL const float *left_scales, uint left_rows, uint left_base,
-    GLOBAL const int *right, uint right_rows, uint first_weight, uint weight_rows, uint weight_first, uint columns,
+    GLOBAL const int *right, uint right_rows, uint weight_base, uint weight_rows, uint weight_row, uint columns,
     uint width, uint fresh, GLOBAL const uint *table, uint tabled, uint first_tile, uint tiles, uint first_row, uint end_row
 ) {
     LOCAL ALIGNED int left_tile[TILE_WORDS];
@@ -231,7 +231,7 @@ KERNEL(GROUP) product_input(
     uint right_words = row_words(columns);
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
     ulong left_first = tile.first - left_base;
-    ulong right_first = (ulong)(tile.weight - first_weight) * weight_rows + weight_first;
+    ulong right_first = (ulong)(tile.weight - weight_base) * weight_rows + weight_row;
     float acc[EACH * EACH];
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {

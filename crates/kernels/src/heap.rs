@@ -12,8 +12,8 @@ const ALIGNMENT: usize = 512;
 /// know, and would part the gaps of the large ones. The shorter rows are, the more buffers are
 /// small, so this range must not become large.
 pub const SMALL_MAX: usize = 1 << 18;
-/// By how much that range grows.
-pub const SMALL_STEP: usize = 2 << 20;
+/// How much that range grows at a time.
+pub const SMALL_STEP_BYTES: usize = 2 << 20;
 
 /// How long a buffer stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ pub(crate) struct Heaps {
 impl Heaps {
     pub(crate) const COUNT: usize = 3;
     /// By how much each range grows at least.
-    pub(crate) const STEPS: [usize; Self::COUNT] = [32 << 20, SMALL_STEP, 8 << 20];
+    pub(crate) const STEPS: [usize; Self::COUNT] = [32 << 20, SMALL_STEP_BYTES, 8 << 20];
 
     /// The range of a buffer.
     pub(crate) const fn range_of(bytes: usize, lifetime: Lifetime) -> usize {

@@ -16,7 +16,7 @@ use crate::stages::Alone;
 use crate::step::StepSettings;
 use crate::trainer::{Placement, Trainer};
 use isobit_autograd::{Offload, Parameter, Value};
-use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, SMALL_MAX, SMALL_STEP, Work};
+use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, SMALL_MAX, SMALL_STEP_BYTES, Work};
 use isobit_models::build::Settings;
 use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource, build_placed, build_whole, cache_bytes};
 use std::collections::BTreeMap;
@@ -333,8 +333,8 @@ fn counted<L: MemoryLayout, E: Engine>(
         host_bytes_generate: 0,
         items: items(&holdings, values * size_of::<f32>()),
         bytes_peak: backend.bytes_peak(),
-        // Rows of lengths that were not counted may need a step more.
-        heap_bytes: backend.heap_bytes().map(|bytes| bytes + SMALL_STEP),
+        // Row lengths that the plan did not try may need one more step of the small buffers.
+        heap_bytes: backend.heap_bytes().map(|bytes| bytes + SMALL_STEP_BYTES),
         bytes_between_steps: backend.bytes().max(between),
         bytes_save: 3 * trained_count * size_of::<f32>(),
         bytes_resume: bytes_built + largest * size_of::<f32>(),

@@ -15,7 +15,7 @@ use crate::HostOps;
 use crate::backend::{Bytes, Checked, Device, DeviceFailure, Length, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::heap::Lifetime;
-pub use crate::heap::{SMALL_MAX, SMALL_STEP};
+pub use crate::heap::{SMALL_MAX, SMALL_STEP_BYTES};
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
 use crate::parcel::Parcel;
 use ledger::{Claim, Ledger};

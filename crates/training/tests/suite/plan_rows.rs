@@ -4,7 +4,7 @@
 use crate::short_runs::step_settings;
 use isobit_autograd::Policy;
 use isobit_kernels::gpu::{Api, Selector};
-use isobit_kernels::plan::{Counting, MemoryLayout, SMALL_STEP};
+use isobit_kernels::plan::{Counting, MemoryLayout, SMALL_STEP_BYTES};
 use isobit_kernels::{Cpu, Gpu, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Config, ConfigShapes, LoraConfig, Trained, build};
@@ -116,7 +116,7 @@ fn rows_of_any_length_need_no_more_than_the_longest() {
                         [("of text", &longest, of_text()), ("packed", &planned_packed, packed())]
                     {
                         let [planned, taken] = [of(planned), of(&taken)];
-                        if taken[0] > planned[0] || taken[1] > planned[1] + SMALL_STEP {
+                        if taken[0] > planned[0] || taken[1] > planned[1] + SMALL_STEP_BYTES {
                             let case = format!("{name}, {kind}, {}, {device}, rows {what}", policy.name());
                             failed.push(format!("{case}: {taken:?} bytes, {planned:?} planned"));
                         }
