@@ -6,6 +6,7 @@ use isobit_autograd::Offload;
 use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_kernels::gpu::{self, Api, MatrixUnits, MemoryLimit, Selector};
 use isobit_kernels::{Backend, Cpu, CpuError, Device, Gpu, Path};
+use isobit_proof::name::counted;
 use isobit_training::config::{self, Run};
 use isobit_training::stages::{Open, Stage};
 use std::sync::{Arc, OnceLock};
@@ -153,6 +154,16 @@ impl Chosen {
         }
     }
 
+    /// Refuses a card that is not there, or does not work.
+    pub(crate) fn check_there(self) -> Result<(), Failure> {
+        match self {
+            Self::Cpu { .. } => Ok(()),
+            Self::Gpu(selector) => {
+                Gpu::open(selector).map(drop).map_err(|failure| Failure::device(failure.to_string(), HINT))
+            }
+        }
+    }
+
     /// Threads of the host for what is computed there beside a card.
     pub(crate) fn host_threads(threads: usize) -> Result<usize, Failure> {
         Ok(Self::parse("cpu", threads)?.threads())
@@ -238,7 +249,7 @@ pub(crate) fn on_limited_device<J: Job>(
     match *chosen {
         Chosen::Cpu { threads } => {
             let cpu = open_cpu(threads, Path::best())?;
-            say(&format!("cpu, {threads} {}, {}", if threads == 1 { "thread" } else { "threads" }, cpu.path()));
+            say(&format!("cpu, {}, {}", counted(threads as u64, "thread"), cpu.path()));
             Ok(job.run(cpu))
         }
         Chosen::Gpu(selector) => {

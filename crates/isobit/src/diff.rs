@@ -150,9 +150,13 @@ pub(crate) fn print_text(
             let [a, b] = [a, b].map(|value| harmless(value, VALUE_MAX));
             writeln!(out, "config {key}: {a} against {b}{note}")?;
         }
-        for line in difference.run.iter().flat_map(|run| &run.inputs) {
-            writeln!(out, "{line}")?;
-        }
+    }
+    // Equal results of other inputs are worth knowing too.
+    for line in difference.run.iter().flat_map(|run| &run.inputs) {
+        writeln!(out, "{line}")?;
+    }
+    for what in difference.run.iter().flat_map(|run| &run.damaged) {
+        writeln!(out, "note: not compared: {what}; `isobit verify` says more")?;
     }
     let [a, b] = difference.kinds;
     if a != b {
@@ -402,7 +406,7 @@ fn run_object(run: &RunDifference, config: &[KeyOfRuns]) -> Value {
         |ChainDifference { step, item, tensors }| json!({ "step": step, "item": item.name(), "tensors": tensors }),
     );
     let [a, b] = run.steps;
-    json!({ "chain": chain, "inputs": run.inputs, "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first,
+    json!({ "chain": chain, "inputs": run.inputs, "damaged": run.damaged, "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first,
         "tensors": run.tensors, "config": config })
 }
 

@@ -4,11 +4,13 @@
 use crate::Failure;
 use crate::fits;
 use crate::model;
+use crate::output_path::check_parent;
 use crate::stderr::tell;
 use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_models::Config;
 use isobit_proof::atomic::write_atomically;
+use isobit_proof::name::counted;
 use isobit_proof::regular;
 use isobit_training::config::{self, KEYS, Section, Value};
 use isobit_training::data::{self, DataConfig, Report};
@@ -71,14 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(Failure::usage(message, "rename it, or make a link with another name"));
         }
     }
-    if let Some(folder) = output.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        let message = format!("cannot write {}: {} is not a folder", output.display(), folder.display());
-        return Err(Failure {
-            code: 7,
-            message,
-            hint: Some("create the folder, or choose another name with `-o`".to_string()),
-        });
-    }
+    check_parent(output)?;
     let (config, report) = looked_at(arguments)?;
     let split = fastest(arguments.memory, |split| written(arguments, &config, &report, split))?;
     let text = written(arguments, &config, &report, &split);
@@ -123,11 +118,8 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
         let run = settled.map_err(RunError::Config)?.run;
         let fit = fits::memory_fit(&run, &fits::Given::memory(memory), fits::Ranks::ALONE)?;
         let needed = size(fit.needed);
-        let rows = format!(
-            "{micro_batch_size} {} at a time, checkpointing {}",
-            if micro_batch_size == 1 { "row" } else { "rows" },
-            recomputation.name()
-        );
+        let rows =
+            format!("{} at a time, checkpointing {}", counted(micro_batch_size as u64, "row"), recomputation.name());
         let Some(available) = &fit.available else {
             let why = "the memory of this machine is unknown: these are the settings that need the least".to_string();
             return Ok(Split { micro_batch_size: 1, recomputation: Policy::Full, why });

@@ -28,6 +28,7 @@ mod input;
 mod memory_limits;
 mod model;
 mod models;
+mod output_path;
 mod overhead;
 mod plan;
 mod progress;

@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::prove_output::Output;
 use crate::replay::{self, How, Subject};
 use crate::stderr::tell;
-use crate::verify::{self, hex, key};
+use crate::verify::{self, challenge, key};
 use isobit_proof::layout::DATA;
 use isobit_proof::receipt::Receipt;
 use isobit_proof::statement::{self, Challenge, Envelope, PrivateKey, Reexecution, Segment, Subjects};
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     segments: Option<u32>,
     /// What chooses the segments: digits that the verifier gives once it has the receipt. Without
     /// it the statement says that they are self-chosen
-    #[arg(long, value_name = "HEX", value_parser = hex, requires = "segments")]
+    #[arg(long, value_name = "HEX", value_parser = challenge, requires = "segments")]
     challenge: Option<String>,
     /// Sign with this key, Ed25519 or ECDSA on P-256: PEM, as `openssl genpkey` writes it
     #[arg(long, value_name = "FILE")]
@@ -166,7 +166,7 @@ fn reexecuted(arguments: &Arguments, subject: &Subject, receipt: &Receipt) -> Re
             _ => (),
         };
         let result = subject.replay(steps.clone(), true, &mut watch)?;
-        if result.difference.is_some() {
+        if !result.agrees() {
             return Ok(Err((result, steps)));
         }
         // A checkpoint may be of no use; it has been named.

@@ -2,6 +2,7 @@
 //! overwrites only an earlier statement of `isobit prove`, and a signed one only with a signed one.
 
 use crate::Failure;
+use crate::output_path::{check_parent, is_foreign_in};
 use isobit_proof::FileError;
 use isobit_proof::atomic::AtomicFile;
 use isobit_proof::statement::{self, Envelope};
@@ -37,7 +38,7 @@ impl Output {
             Err(_) if is_foreign_in(run, &path, statement::NAME) => {
                 return Err(refused("is inside the run, which has no such file"));
             }
-            Err(_) => (),
+            Err(_) => check_parent(&path)?,
         }
         // Can be written; a signal during the replay leaves nothing.
         drop(AtomicFile::create(&target)?);
@@ -67,14 +68,6 @@ impl Output {
         }
         Ok(self.path)
     }
-}
-
-/// Whether a new file would be one that the run does not have: inside of it, and not `own`.
-pub(crate) fn is_foreign_in(run: &Path, path: &Path, own: &str) -> bool {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (Ok(run), Ok(parent)) = (run.canonicalize(), parent.canonicalize()) else { return false };
-    let is_own = parent == run && path.file_name().is_some_and(|name| name == own);
-    parent.starts_with(&run) && !is_own
 }
 
 /// A folder that exists as long as this does.

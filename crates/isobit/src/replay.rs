@@ -11,7 +11,7 @@ use crate::stderr::{config_failure, tell};
 use crate::train::Devices;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
-use isobit_proof::chain::Chain;
+use isobit_proof::chain::{self, Chain};
 use isobit_proof::name::counted;
 use isobit_proof::receipt::Receipt;
 use isobit_training::checkpoint::RESOLVED;
@@ -107,6 +107,10 @@ impl Subject {
     /// Reads the record and the inputs of a run. Inputs that are not those of the run are listed as
     /// differences.
     pub(crate) fn open(folder: &Path, how: &How) -> Result<(Self, Vec<String>), Failure> {
+        if !folder.join(chain::NAME).exists() {
+            let message = format!("{} is no run folder: it has no {}", folder.display(), chain::NAME);
+            return Err(Failure::usage(message, "name the folder that `train` wrote, where metrics.jsonl is"));
+        }
         let chain = Chain::read(folder)?;
         let receipt = isobit_proof::regular::if_there(Receipt::read(folder))?;
         let (run, base) = how.resolved(folder)?;
@@ -218,8 +222,12 @@ impl How {
             }
             run.datasets.clone_from(&self.data);
         }
-        if let (EvalRows::File(path), Some(named)) = (&mut run.eval.rows, &self.eval_data) {
-            path.clone_from(named);
+        match (&mut run.eval.rows, &self.eval_data) {
+            (EvalRows::File(path), Some(named)) => path.clone_from(named),
+            (_, Some(_)) => {
+                return Err(Failure::usage("the run evaluates on no file of its own", "leave out --eval-data"));
+            }
+            (_, None) => {}
         }
         check_there(&run)?;
         Ok((run, base))
@@ -302,7 +310,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
     let found = looked.is_some_and(|looked| looked.found());
-    if replayed.difference.is_none() && !found { Ok(()) } else { Err(Failure::difference()) }
+    match (replayed.agrees() && !found, replayed.difference.is_none() && !found) {
+        (true, _) => Ok(()),
+        // A checkpoint that cannot be read is damage, not a difference.
+        (false, true) => Err(Failure::printed(8)),
+        (false, false) => Err(Failure::difference()),
+    }
 }
 
 /// Replays, and descends into the first update that differs from the record, or on the two devices.
@@ -322,6 +335,13 @@ fn replayed(
         return Ok((subject.replay(steps, quiet, watch)?, None));
     };
     let (first, second) = (On::Device(chosen), On::second(arguments.against, &subject.prepared)?);
+    if let (Some(On::Device(second)), Some(_)) = (second, arguments.against) {
+        // Before an hour of work on the first.
+        second.check_there()?;
+        if second == chosen {
+            tell(&format!("note: both executions are on {first}: what it gets wrong every time is not found"));
+        }
+    }
     let (Some(second), Some(_)) = (second, arguments.against) else {
         let replayed = subject.replay(steps, quiet, watch)?;
         let step = replayed.difference.as_ref().and_then(Difference::computed);
@@ -352,7 +372,7 @@ fn replayed(
 /// The inputs are not those of the run: nothing is computed.
 fn other_run(arguments: &Arguments, explained: &[String]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    let none = Replayed { from: 0, agreeing: 0, checkpoints: Vec::new(), difference: None };
+    let none = Replayed { from: 0, agreeing: 0, checkpoints: Vec::new(), unread: Vec::new(), difference: None };
     let printed = if arguments.json {
         writeln!(out, "{}", object(arguments, &none, explained))
     } else {
@@ -370,13 +390,18 @@ pub(crate) fn text(replayed: &Replayed, steps: &RangeInclusive<u64>) -> Vec<Stri
             1 => ", and 1 checkpoint".to_string(),
             count => format!(", and {count} checkpoints"),
         };
-        return vec![format!("{} with the record, from {from}{checkpoints}", agree(replayed.from + 1, *steps.end()))];
+        let unread = replayed.unread.iter().map(|(step, why)| format!("checkpoint-{step} was not compared: {why}"));
+        let line = format!("{} with the record, from {from}{checkpoints}", agree(replayed.from + 1, *steps.end()));
+        return std::iter::once(line).chain(unread).collect();
     };
     let mut lines = vec![describe(difference)];
     lines.extend(difference.element.as_ref().map(describe_element));
     if replayed.agreeing > 0 {
         let last = replayed.from + replayed.agreeing;
         lines.push(format!("{}, from {from}", agree(replayed.from + 1, last)));
+    }
+    if difference.step < *steps.end() {
+        lines.push(format!("not replayed: {}", updates(difference.step + 1, *steps.end())));
     }
     lines
 }
@@ -404,7 +429,7 @@ fn describe(difference: &Difference) -> String {
     };
     let mut line = match step {
         0 => format!("before the first update: {} differ", item.name()),
-        _ => format!("update {step}: {} differ{}", item.name(), if is_plural(item.name()) { "" } else { "s" }),
+        _ => format!("update {step}: {} differ{}", item.name(), if item.is_plural() { "" } else { "s" }),
     };
     match &tensors[..] {
         [] => (),
@@ -419,10 +444,6 @@ fn describe(difference: &Difference) -> String {
         );
     }
     line
-}
-
-fn is_plural(name: &str) -> bool {
-    name.ends_with('s') && name != "loss"
 }
 
 fn describe_element(element: &Element) -> String {
@@ -458,6 +479,7 @@ fn object(arguments: &Arguments, replayed: &Replayed, explained: &[String]) -> s
     json!({ "schema": "isobit.replay/1", "run": arguments.run.display().to_string(),
         "steps": [arguments.steps.start(), arguments.steps.end()], "from": replayed.from,
         "agreeing": replayed.agreeing, "checkpoints": replayed.checkpoints,
-        "ok": replayed.difference.is_none() && explained.is_empty(),
+        "unread": replayed.unread.iter().map(|(step, _)| step).collect::<Vec<_>>(),
+        "ok": replayed.agrees() && explained.is_empty(),
         "inputs": explained, "difference": difference_object(replayed) })
 }

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// The statement must answer this challenge: the digits that were given to `prove`
-    #[arg(long, value_name = "HEX", value_parser = hex)]
+    #[arg(long, value_name = "HEX", value_parser = challenge)]
     challenge: Option<String>,
     /// Print one JSON object
     #[arg(long)]
@@ -64,10 +64,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// A challenge.
-pub(crate) fn hex(text: &str) -> Result<String, String> {
-    let is_hex = !text.is_empty() && text.len() <= 128 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if is_hex { Ok(text.to_lowercase()) } else { Err("write 1 to 128 hexadecimal digits".to_string()) }
+/// A challenge, as it was typed.
+pub(crate) fn challenge(text: &str) -> Result<String, String> {
+    Some(text.to_lowercase())
+        .filter(|text| statement::is_challenge(text))
+        .ok_or("write 1 to 128 hexadecimal digits".to_string())
 }
 
 /// Checks a folder by what lies in it.

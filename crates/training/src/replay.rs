@@ -32,7 +32,7 @@ use std::path::Path;
 pub enum Event {
     /// A checkpoint cannot be started from; why.
     Skipped(String),
-    /// Begins after so many updates; 0 is the base.
+    /// Begins after this update; 0 is the base.
     Started(u64),
     /// An update agrees with the chain.
     Agrees(u64),
@@ -49,7 +49,16 @@ pub struct Replayed {
     pub agreeing: u64,
     /// Checkpoints whose tensors were compared and agree.
     pub checkpoints: Vec<u64>,
+    /// Checkpoints on the way that could not be read, and why.
+    pub unread: Vec<(u64, String)>,
     pub difference: Option<Difference>,
+}
+
+impl Replayed {
+    /// Whether everything on the way was compared, and agrees.
+    pub fn agrees(&self) -> bool {
+        self.difference.is_none() && self.unread.is_empty()
+    }
 }
 
 /// Where a replay and a record part.
@@ -208,15 +217,20 @@ impl<'a, E: Engine> Replay<'a, E> {
 
     fn through(&mut self, last: u64) -> Result<Replayed, RunError> {
         let from = self.state.progress.step;
-        let mut replayed =
-            Replayed { from, agreeing: 0, checkpoints: Vec::new(), difference: self.begins_differently()? };
+        let mut replayed = Replayed {
+            from,
+            agreeing: 0,
+            checkpoints: Vec::new(),
+            unread: Vec::new(),
+            difference: self.begins_differently()?,
+        };
         while replayed.difference.is_none() && self.state.progress.step < last {
             let found = self.update()?;
             let (step, recorded) = (found.step, &self.chain.updates[found.step as usize - 1]);
             if let Some(item) = recorded.first_difference(&found) {
                 let mut difference = self.named(step, item);
                 difference.numbers = numbers(item, recorded, &found);
-                difference.element = self.next_element(step)?;
+                difference.element = self.next_element(step)?.element();
                 replayed.difference = Some(difference);
                 break;
             }
@@ -224,10 +238,13 @@ impl<'a, E: Engine> Replay<'a, E> {
             (self.watch)(Event::Agrees(step));
             let mut element = None;
             if self.saved.contains(&step) {
-                element = self.element(step)?;
-                if element.is_none() {
-                    replayed.checkpoints.push(step);
-                    (self.watch)(Event::CheckpointAgrees(step));
+                match self.stored(step)? {
+                    Checkpoint::Same => {
+                        replayed.checkpoints.push(step);
+                        (self.watch)(Event::CheckpointAgrees(step));
+                    }
+                    Checkpoint::Differs(found) => element = Some(found),
+                    Checkpoint::Unread(why) => replayed.unread.push((step, why)),
                 }
             }
             if element.is_none() && self.final_step() == Some(step) {
@@ -317,23 +334,22 @@ impl<'a, E: Engine> Replay<'a, E> {
     }
 
     /// Goes on to the next checkpoint, if there is one, and looks for the first element there.
-    fn next_element(&mut self, step: u64) -> Result<Option<Element>, RunError> {
-        let Some(next) = self.saved.range(step..).next().copied() else { return Ok(None) };
+    fn next_element(&mut self, step: u64) -> Result<Checkpoint, RunError> {
+        let Some(next) = self.saved.range(step..).next().copied() else { return Ok(Checkpoint::Same) };
         while self.state.progress.step < next {
             self.update()?;
         }
-        self.element(next)
+        self.stored(next)
     }
 
-    /// The first element of a checkpoint that is not that of the replay. One whose files cannot be
-    /// read is skipped.
-    fn element(&mut self, step: u64) -> Result<Option<Element>, RunError> {
+    /// The tensors of a checkpoint against those of the replay.
+    fn stored(&mut self, step: u64) -> Result<Checkpoint, RunError> {
         let folder = checkpoint::folder_of(&self.prepared.run.output_dir, step);
         let opened = match checkpoint::open_as_it_is(&folder) {
             Ok(opened) => opened,
             Err(error) => {
                 (self.watch)(Event::Skipped(error.to_string()));
-                return Ok(None);
+                return Ok(Checkpoint::Unread(error.to_string()));
             }
         };
         let engine = &self.state.engine;
@@ -348,13 +364,31 @@ impl<'a, E: Engine> Replay<'a, E> {
                     }?;
                     let name = checkpoint::folder_name(step);
                     let found = first_element(&name, kind, (own.name, own.shape), &saved, &own.values);
-                    if found.is_some() {
-                        return Ok(found);
+                    if let Some(found) = found {
+                        return Ok(Checkpoint::Differs(found));
                     }
                 }
             }
         }
-        Ok(None)
+        Ok(Checkpoint::Same)
+    }
+}
+
+/// A checkpoint against the replay.
+enum Checkpoint {
+    Same,
+    /// The first element that differs.
+    Differs(Element),
+    /// It cannot be read.
+    Unread(String),
+}
+
+impl Checkpoint {
+    fn element(self) -> Option<Element> {
+        match self {
+            Self::Differs(element) => Some(element),
+            Self::Same | Self::Unread(_) => None,
+        }
     }
 }
 

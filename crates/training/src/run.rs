@@ -200,8 +200,8 @@ fn begin<E: Engine>(
     };
     let record = Recorder::begin(state, prepared, from, (threads, watch))?;
     let mut log = Log { metrics, events: None, record };
-    // Not earlier: a refused run leaves the folder unchanged, and one that is killed here has files
-    // that its receipt does not know.
+    // Only now: a refused run must leave the folder unchanged, and `verify` takes a folder with
+    // these files but no chain for damage.
     data_record::write(output, &prepared.report)?;
     write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
     log.write_receipt(&state.progress, &run.output_dir)?;

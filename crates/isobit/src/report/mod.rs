@@ -10,7 +10,7 @@ mod run;
 
 use crate::Failure;
 use crate::diff;
-use crate::prove_output::is_foreign_in;
+use crate::output_path::{check_parent, is_foreign_in};
 use crate::stderr::tell;
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::difference;
@@ -116,12 +116,7 @@ fn check_folder(path: &Path) -> Result<(), Failure> {
     if path == Path::new("-") {
         return Err(Failure::usage("a page is not written to standard output", "name a file with `-o`"));
     }
-    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) else {
-        return Ok(());
-    };
-    let message = format!("cannot write {}: {} is not a folder", path.display(), folder.display());
-    let hint = "create the folder, or name another file with `-o`";
-    Err(Failure { code: 7, message, hint: Some(hint.to_string()) })
+    check_parent(path)
 }
 
 /// Refuses to overwrite anything but a page of ours.

@@ -182,10 +182,12 @@ impl Item {
     /// The start of a sentence on what has another item than some update.
     pub fn is_not_that_of(self) -> String {
         let name = self.name();
-        match self {
-            Self::Rows | Self::Weights(_) | Self::Parts | Self::Tensors => format!("its {name} are not those of"),
-            _ => format!("its {name} is not that of"),
-        }
+        if self.is_plural() { format!("its {name} are not those of") } else { format!("its {name} is not that of") }
+    }
+
+    /// Whether its name is: "its rows are".
+    pub fn is_plural(self) -> bool {
+        matches!(self, Self::Rows | Self::Weights(_) | Self::Parts | Self::Tensors)
     }
 
     pub fn part(self) -> Option<usize> {

@@ -5,6 +5,7 @@ use crate::chain::{Chain, Item};
 use crate::hash::Hash;
 use crate::name::{harmless, quoted};
 use crate::receipt::{Made, Receipt};
+use crate::regular;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
@@ -46,6 +47,16 @@ pub(super) fn of_runs(a: &Path, b: &Path) -> Option<ChainDifference> {
     let part = item.part().filter(|_| a.origin.tensors == b.origin.tensors);
     let tensors = part.map_or(Vec::new(), |part| a.tensors_of(part).to_vec());
     Some(ChainDifference { step: update.step, item, tensors })
+}
+
+/// Chains and receipts that are there and cannot be read.
+pub(super) fn damaged(runs: [&Path; 2]) -> Vec<String> {
+    let of_run = |run: &Path| {
+        let chain = regular::if_there(Chain::read(run)).err();
+        let receipt = regular::if_there(Receipt::read(run)).err();
+        chain.into_iter().chain(receipt).map(|error| error.to_string()).collect::<Vec<_>>()
+    };
+    runs.into_iter().flat_map(of_run).collect()
 }
 
 /// What two runs were made from that differs, in words, besides their configs. Nothing if one of

@@ -24,6 +24,8 @@ pub struct RunDifference {
     pub chain: Option<ChainDifference>,
     /// What they were made from that differs, besides the config, in words.
     pub inputs: Vec<String>,
+    /// Why chains or receipts were not compared: one is damaged.
+    pub damaged: Vec<String>,
     /// The folder in each run whose tensors were compared: `final`, or the newest checkpoint that
     /// both have. None if they share none.
     pub tensors: Option<String>,
@@ -73,6 +75,7 @@ pub(super) fn compare(a: &Path, b: &Path) -> Result<(RunDifference, Option<[Path
     }
     difference.chain = receipt::of_runs(a, b);
     difference.inputs = receipt::inputs_of_runs(a, b);
+    difference.damaged = receipt::damaged([a, b]);
     difference.tensors = shared_folder(a, b)?;
     let folders = difference.tensors.as_ref().map(|name| [a.join(name), b.join(name)]);
     Ok((difference, folders))

@@ -134,7 +134,7 @@ fn said(found: &Value, receipt: &Receipt) -> Result<Reexecution, &'static str> {
 }
 
 /// Hexadecimal digits in lower case.
-pub(super) fn is_challenge(text: &str) -> bool {
+pub fn is_challenge(text: &str) -> bool {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     (1..=128).contains(&text.len()) && text.bytes().all(is_digit)
 }

@@ -11,7 +11,7 @@ mod envelope;
 mod key;
 mod segments;
 
-pub use check::{Asked, check};
+pub use check::{Asked, check, is_challenge};
 pub use envelope::Envelope;
 pub use key::{PrivateKey, PublicKey};
 pub use segments::{Challenge, Segment, chosen, detection, divided};

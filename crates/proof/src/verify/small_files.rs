@@ -27,6 +27,17 @@ pub(super) fn check_names(report: &mut Report, folder: &Path, receipt: &Receipt,
     }
 }
 
+/// `data.json` names the training data of the receipt: the same contents in the same order.
+pub(super) fn check_data(report: &mut Report, path: &Path, receipt: &Receipt) -> Result<(), FileError> {
+    let Some(UniqueValue(found)) = report.damage_as_finding(path, json::read(path))? else { return Ok(()) };
+    let found = found["files"].as_array().into_iter().flatten().map(|file| file["blake3"].as_str().unwrap_or(""));
+    let trained = receipt.made.data.iter().filter(|file| file.used_for == "train");
+    if !found.eq(trained.map(|file| file.blake3.to_string())) {
+        report.add_finding(path, "its files are not the training data that the receipt names");
+    }
+    Ok(())
+}
+
 /// Of a finished run, `latest.json` names the last checkpoint and `best.json` the best one.
 pub(super) fn check_pointers(report: &mut Report, folder: &Path, receipt: &Receipt) -> Result<(), FileError> {
     let step = receipt.made.updates;
