@@ -156,19 +156,6 @@ pub(crate) fn of(run: &Run, now: Need, need: impl Fn(&Run) -> Option<Need>) -> i
     })
 }
 
-/// Those that are shown: the first few, and of rows that are cut only the longest that fit.
-pub(crate) fn shown(all: impl Iterator<Item = Advice>) -> Vec<Advice> {
-    let mut shown = Vec::new();
-    for advice in all.take(ADVICE_MAX) {
-        let is_last = advice.cuts_rows;
-        shown.push(advice);
-        if is_last {
-            break;
-        }
-    }
-    shown
-}
-
 /// One thing to try with a run that does not fit: the first of its suggestions.
 pub(crate) fn hint(first: Option<&Advice>) -> String {
     match first {
@@ -226,8 +213,8 @@ fn smaller(run: &Run) -> Vec<Change> {
     changes.push(one(Change::of(run)).because("the same arithmetic"));
     for policy in [Policy::Selective, Policy::Full] {
         if place(policy) > place(run.training.recomputation) {
-            changes.push(Change::of(run).policy(policy));
-            changes.push(one(Change::of(run)).policy(policy));
+            changes.push(Change::of(run).policy(policy).because(RECOMPUTED));
+            changes.push(one(Change::of(run)).policy(policy).because(RECOMPUTED));
         }
     }
     let full = |change: Change| {
@@ -272,29 +259,48 @@ fn smaller(run: &Run) -> Vec<Change> {
     changes
 }
 
+/// The effect of a policy whose arithmetic is not compared.
+const RECOMPUTED: &str = "more is recomputed";
+
 /// What to do where no setting helps.
 const NO_SETTING: &str = "no setting makes it fit: take a smaller base model, or a device with more memory";
 
 /// The suggestions for a run, to be printed.
-pub(crate) struct Shown<'a> {
-    pub(crate) all: &'a [Advice],
-}
+pub(crate) struct Suggestions(Vec<Advice>);
 
-impl Shown<'_> {
+impl Suggestions {
+    /// The first few, and of those that cut rows only the one that leaves the longest.
+    pub(crate) fn new(all: impl Iterator<Item = Advice>) -> Self {
+        let mut first = Vec::new();
+        for advice in all.take(ADVICE_MAX) {
+            let is_last = advice.cuts_rows;
+            first.push(advice);
+            if is_last {
+                break;
+            }
+        }
+        Self(first)
+    }
+
+    pub(crate) fn first(&self) -> Option<&Advice> {
+        self.0.first()
+    }
+
     pub(crate) fn print(&self, out: &mut impl Write, fits: Option<bool>) -> std::io::Result<()> {
         match fits {
-            Some(false) if self.all.is_empty() => {
+            Some(false) if self.0.is_empty() => {
                 return writeln!(out, "{NO_SETTING}");
             }
-            _ if self.all.is_empty() => return Ok(()),
+            _ if self.0.is_empty() => return Ok(()),
             Some(false) => writeln!(out, "these settings fit:")?,
             _ => writeln!(out, "these settings also fit, and are faster:")?,
         }
-        for Advice { sets, need, same_bits, effect, .. } in self.all {
-            let bits = if *same_bits { "same bits, " } else { "" };
+        for Advice { sets, need, same_bits, effect, .. } in &self.0 {
+            let bits = if *same_bits { "same bits" } else { "" };
+            let says = [bits, effect].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ");
             let each = if need.is_list { " on a device at most" } else { "" };
             let host = need.host.map_or(String::new(), |bytes| format!(", {} on the host", size(bytes)));
-            writeln!(out, "  {sets}\n    {}{each}{host}, {bits}{effect}", size(need.bytes))?;
+            writeln!(out, "  {sets}\n    {}{each}{host}, {says}", size(need.bytes))?;
         }
         Ok(())
     }
@@ -306,6 +312,6 @@ impl Shown<'_> {
                 "same_bits": advice.same_bits, "effect": advice.effect,
             })
         };
-        self.all.iter().map(one).collect()
+        self.0.iter().map(one).collect()
     }
 }

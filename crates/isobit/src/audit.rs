@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::audit_fit::AuditFit;
 use crate::backend::{Chosen, HINT, open_cpu};
 use crate::fits::Given;
+use crate::stderr::tell;
 use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Gpu, Path};
 use isobit_models::build_whole;
@@ -33,7 +34,7 @@ pub(crate) struct Agreed {
 impl Agreed {
     pub(crate) fn line(&self) -> String {
         let Self { every, on, micro_batches, tokens } = self;
-        let each = if *every == 1 { "every update".to_string() } else { format!("every {every} updates") };
+        let each = interval(*every);
         match micro_batches {
             0 => format!("audited nothing: a micro-batch {each} was to be computed again on {on}"),
             1 => format!("audited {each} on {on}: 1 micro-batch, {tokens} tokens, every bit agreed"),
@@ -47,10 +48,20 @@ impl Agreed {
     }
 }
 
+pub(crate) fn interval(updates: u64) -> String {
+    if updates == 1 { "every update".to_string() } else { format!("every {updates} updates") }
+}
+
 /// The audit of a run, if there is to be one.
 pub(crate) fn auditor(every: Option<u64>, device: Option<&str>, prepared: &Prepared) -> Result<Option<Audit>, Failure> {
     let Some(every) = every else { return Ok(None) };
     let chosen = auditing(&prepared.run, device)?;
+    if Chosen::all_of(&prepared.run)?.contains(&chosen) {
+        let name = chosen.name();
+        tell(&format!(
+            "warning: audits on {name} repeat what the run does there: what it gets wrong every time agrees"
+        ));
+    }
     let auditor = match chosen {
         Chosen::Cpu { threads } => boxed(open_cpu(threads, Path::best())?, prepared),
         Chosen::Gpu(selector) => {
@@ -69,8 +80,8 @@ pub(crate) fn auditor(every: Option<u64>, device: Option<&str>, prepared: &Prepa
 
 /// Refuses audits that do not fit beside their run.
 pub(crate) fn check(run: &Run, device: Option<&str>, memories: &[u64]) -> Result<(), Failure> {
-    let fit = AuditFit::of(run, auditing(run, device)?, &Given::of_run(memories))?;
-    fit.and_then(|fit| fit.refusal()).map_or(Ok(()), |refusal| Err(refusal.with_way_out()))
+    let fit = AuditFit::of(run, auditing(run, device)?, &Given::of_run(memories)).map_err(Failure::with_way_out)?;
+    fit.refusal().map_or(Ok(()), |refusal| Err(refusal.with_way_out()))
 }
 
 pub(crate) fn not_for_ranks() -> Failure {
@@ -81,7 +92,7 @@ pub(crate) fn not_for_ranks() -> Failure {
 /// The device that is named, or else the CPU, with other threads than the run's if it computes
 /// there.
 pub(crate) fn auditing(run: &Run, named: Option<&str>) -> Result<Chosen, Failure> {
-    if let Some(name) = named {
+    if let Some(name) = named.filter(|name| *name != "cpu") {
         return Chosen::parse(name, 0);
     }
     let cpu = Chosen::parse("cpu", run.threads as usize)?;

@@ -22,9 +22,11 @@ pub(crate) struct AuditFit {
     available: Option<Available>,
 }
 
+const HINT: &str = "leave out --audit-every, or audit on another device (`--audit-on`)";
+
 impl AuditFit {
-    /// None if it cannot be planned; why was said when the run was.
-    pub(crate) fn of(run: &Run, on: Chosen, given: &Given) -> Result<Option<Self>, Failure> {
+    /// Of a run that can be planned itself.
+    pub(crate) fn of(run: &Run, on: Chosen, given: &Given) -> Result<Self, Failure> {
         let name = on.name();
         let on_host = matches!(on, Chosen::Cpu { .. });
         let shares_card = !on_host && Chosen::all_of(run)?.contains(&on);
@@ -39,22 +41,18 @@ impl AuditFit {
             generate_prompts: Vec::new(),
             ..run.clone()
         };
-        let Ok(MemoryFit { plan: Some(plan), available, overhead, .. }) =
-            memory_fit(&again, &Given::default(), Ranks::ALONE)
-        else {
-            return Ok(None);
+        let fit = memory_fit(&again, &Given::default(), Ranks::ALONE)?;
+        let MemoryFit { plan: Some(plan), available, overhead, .. } = fit else {
+            let message = format!("audits need at least {} on {name}, more than there is", size(fit.needed));
+            return Err(Failure { code: 4, message, hint: Some(HINT.to_string()) });
         };
-        let (own, available) = match beside(run, on, shares_card, given) {
-            Err(_) => return Ok(None),
-            Ok(Some((own, limit))) => (own, limit),
-            Ok(None) => (0, available),
-        };
+        let (own, available) = of_run(run, on, shares_card, given)?.unwrap_or((0, available));
         // A process is counted with the run; a driver too, on a card of the run's.
         let overhead = if shares_card || on_host { 0 } else { overhead };
         let bytes = (plan.bytes_peak - plan.items[&Item::Optimizer]) as u64 + overhead;
         let memory = if on_host { "host memory".to_string() } else { name.clone() };
         let on = if on_host { "the CPU".to_string() } else { name };
-        Ok(Some(Self { on, memory, own, bytes, available }))
+        Ok(Self { on, memory, own, bytes, available })
     }
 
     pub(crate) fn fits(&self) -> bool {
@@ -64,26 +62,34 @@ impl AuditFit {
     /// For people.
     pub(crate) fn line(&self) -> String {
         let answer = if self.fits() { "fit" } else { "do not fit" };
-        format!("audits {answer}: {} more on {}, beside {} of the run", size(self.bytes), self.on, size(self.own))
+        match self.own {
+            0 => format!("audits {answer}: {} on {}", size(self.bytes), self.on),
+            own => {
+                format!("audits {answer}: {} more on {}, on top of the run's {}", size(self.bytes), self.on, size(own))
+            }
+        }
     }
 
     pub(crate) fn refusal(&self) -> Option<Failure> {
         let available = self.available.as_ref().filter(|_| !self.fits())?;
-        let (own, audits, there) = (size(self.own), size(self.bytes), size(available.bytes));
-        let message = format!(
-            "this run needs {own} of {} and its audits {audits}, {there} is available ({})",
-            self.memory, available.of
-        );
-        let hint = Some("leave out --audit-every, or audit on another device (`--audit-on`)".to_string());
-        Some(Failure { code: 4, message, hint })
+        let (memory, audits, there) = (&self.memory, size(self.bytes), size(available.bytes));
+        let needed = match self.own {
+            0 => format!("the audits of this run need {audits} of {memory}"),
+            own => format!("this run needs {} of {memory} and its audits {audits}", size(own)),
+        };
+        let message = format!("{needed}, {there} is available ({})", available.of);
+        Some(Failure { code: 4, message, hint: Some(HINT.to_string()) })
     }
 }
 
 /// What a run takes of the memory that a device computes in, and what there is of it; None on a
 /// card that is not the run's.
-type Beside = Option<(u64, Option<Available>)>;
-
-fn beside(run: &Run, device: Chosen, is_of_run: bool, given: &Given) -> Result<Beside, Failure> {
+fn of_run(
+    run: &Run,
+    device: Chosen,
+    is_of_run: bool,
+    given: &Given,
+) -> Result<Option<(u64, Option<Available>)>, Failure> {
     let on_host = matches!(device, Chosen::Cpu { .. });
     if !on_host && !is_of_run {
         return Ok(None);

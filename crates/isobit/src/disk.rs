@@ -25,7 +25,7 @@ pub(crate) struct DiskFit {
 }
 
 impl DiskFit {
-    /// Of a run that trains so many numbers.
+    /// Of a run that trains `trained_count` numbers.
     pub(crate) fn of(run: &Run, trained_count: u64, is_here: bool) -> Self {
         let number = if run.training.save_dtype == SaveDtype::Float32 { 4 } else { 2 };
         let trained = trained_count.saturating_mul(number);

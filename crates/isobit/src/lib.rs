@@ -31,6 +31,7 @@ mod models;
 mod output_path;
 mod overhead;
 mod plan;
+mod plan_output;
 mod progress;
 mod prove;
 mod prove_output;

@@ -6,7 +6,9 @@ use isobit_kernels::gpu::Api;
 use isobit_training::config::{Adapter, EvalRows, Run};
 use isobit_training::data::{Extent, READER_STACK_BYTES, extent};
 use isobit_training::plan::{Item, MemoryPlan};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// The process itself, its threads, and pages that its allocator keeps.
 const PROCESS: u64 = 18 << 20;
@@ -14,11 +16,14 @@ const PER_THREAD: u64 = 1 << 20;
 /// Bytes of a tokenizer in memory for each byte of `tokenizer.json`. It is dropped before weights
 /// are loaded.
 const PER_TOKENIZER_BYTE: u64 = 10;
-/// Bytes of rows for each byte of a data file: five for a token, and a token is three bytes of text
-/// or more, unless the vocabulary has little more than single bytes.
+/// Bytes of rows for each byte of a data file: a token takes five, and stands for three bytes of
+/// text or more; in a small vocabulary it may stand for one.
 const PER_DATA_BYTE: u64 = 2;
-const PER_DATA_BYTE_OF_BYTES: u64 = 6;
-const VOCABULARY_OF_BYTES: usize = 4096;
+const PER_DATA_BYTE_SMALL_VOCABULARY: u64 = 6;
+const SMALL_VOCABULARY: usize = 4096;
+/// Bytes for each byte of a row while it is turned into tokens, all of it, however many are kept.
+/// They are gone before weights are loaded.
+const PER_BYTE_OF_LONGEST: u64 = 232;
 /// Bytes of a row beside its text and tokens, while its file is read; in a Parquet file with the
 /// JSON that it becomes.
 const PER_ROW: u64 = 480;
@@ -43,19 +48,37 @@ pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: 
     let process = PROCESS.saturating_add(PER_THREAD.saturating_mul(threads as u64));
     let process = process.saturating_add(of_rows(run, vocabulary));
     let tokenizer = std::fs::metadata(run.base_model.join("tokenizer.json")).map_or(0, |about| about.len());
-    process.saturating_add(tokenizer.saturating_mul(PER_TOKENIZER_BYTE).saturating_sub(counted))
+    let reading = tokenizer.saturating_mul(PER_TOKENIZER_BYTE).saturating_add(of_longest_rows(run));
+    process.saturating_add(reading.saturating_sub(counted))
+}
+
+/// The longest row while its whole text is turned into tokens, in every thread that reads data.
+fn of_longest_rows(run: &Run) -> u64 {
+    let of_file = |path: &Path| {
+        let Extent { rows, longest, .. } = counted_once(path);
+        longest.saturating_mul(PER_BYTE_OF_LONGEST).saturating_mul(rows.min(u64::from(run.data_workers)))
+    };
+    data_files(run).map(|path| of_file(path)).max().unwrap_or(0)
 }
 
 /// The rows of all data files.
 fn of_rows(run: &Run, vocabulary: usize) -> u64 {
-    let per_byte = if vocabulary < VOCABULARY_OF_BYTES { PER_DATA_BYTE_OF_BYTES } else { PER_DATA_BYTE };
+    let per_byte = if vocabulary < SMALL_VOCABULARY { PER_DATA_BYTE_SMALL_VOCABULARY } else { PER_DATA_BYTE };
     let of_file = |path: &Path| {
         let is_parquet = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("parquet"));
         let per_row = if is_parquet { PER_PARQUET_ROW } else { PER_ROW };
-        let Extent { rows, bytes } = extent(path).unwrap_or_default();
+        let Extent { rows, bytes, .. } = counted_once(path);
         rows.saturating_mul(per_row).saturating_add(bytes.saturating_mul(per_byte))
     };
     data_files(run).map(|path| of_file(path)).fold(0, u64::saturating_add)
+}
+
+/// How much there is in a data file. A command plans many settings of one run: each file is read
+/// once.
+fn counted_once(path: &Path) -> Extent {
+    static COUNTED: Mutex<BTreeMap<PathBuf, Extent>> = Mutex::new(BTreeMap::new());
+    let mut counted = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
+    *counted.entry(path.to_path_buf()).or_insert_with(|| extent(path).unwrap_or_default())
 }
 
 /// Data files of a run, those of its evaluation too.

@@ -357,10 +357,19 @@ impl Plans<'_> {
         // Weights are mapped while this is planned.
         let available = if are_here { fits::free(self.ranks.here) } else { None };
         let counted = step.max(save as u64).saturating_add(ranks as u64);
-        let process = overhead::of_process(self.run, self.model.vocabulary, self.planned.len(), counted);
+        let process = overhead::of_process(self.run, self.model.vocabulary, self.threads(), counted);
         let needed = counted.saturating_add(process);
         let name = "host memory".to_string();
         pools.push(Pool { name, needed, overhead: process, available, stages: Vec::new() });
+    }
+
+    /// Threads of the process: those of each CPU of the list, and one that drives each card.
+    fn threads(&self) -> usize {
+        let of = |planned: &Planned| match planned.kind {
+            PlannedDevice::Cpu { threads } => threads,
+            PlannedDevice::Gpu { .. } => 1,
+        };
+        self.planned.iter().map(of).sum()
     }
 
     /// A memory for each device, with the entries of the list that are on it.
@@ -394,7 +403,7 @@ impl Plans<'_> {
                 let transfer = transfer(self.run, self.model, tokens, self.planned.len());
                 let save = sum(|plan| plan.bytes_between_steps) + saved;
                 let counted = (step + transfer).max(save as u64).max(sum(|plan| plan.bytes_resume) as u64);
-                (counted, overhead::of_process(self.run, self.model.vocabulary, self.planned.len(), counted))
+                (counted, overhead::of_process(self.run, self.model.vocabulary, self.threads(), counted))
             };
             let is_said = pool.available.as_ref().is_some_and(|available| available.of == memory_limits::NAME);
             if matches!(first.kind, PlannedDevice::Cpu { .. }) && !is_said {

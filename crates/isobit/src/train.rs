@@ -275,7 +275,7 @@ impl Devices {
     /// With the threads of a CPU, or the layers of each device.
     fn described(&self) -> String {
         match self {
-            Self::One(Chosen::Cpu { threads }) => format!("cpu, threads {threads}"),
+            Self::One(Chosen::Cpu { threads }) => format!("cpu, {}", counted(*threads as u64, "thread")),
             Self::One(chosen) => chosen.name(),
             Self::Several(split) => split.described(),
         }
@@ -313,11 +313,12 @@ fn warn(prepared: &Prepared) {
     }
     let (truncated, most) = (prepared.report.truncated.len(), prepared.report.max_seq_length);
     if truncated > 0 {
-        tell(&format!("warning: {truncated} rows are truncated to {most} tokens: `isobit data check` lists them"));
+        let rows = counted(truncated as u64, "row");
+        tell(&format!("warning: {rows} longer than {most} tokens, cut there: `isobit data check` lists them"));
     }
     let dropped = prepared.report.dropped.len();
     if dropped > 0 {
-        tell(&format!("warning: {dropped} rows are dropped: `isobit data check` lists them"));
+        tell(&format!("warning: {} dropped: `isobit data check` lists them", counted(dropped as u64, "row")));
     }
 }
 
@@ -408,7 +409,7 @@ impl Training<'_> {
         let page = if team.is_first() { LivePage::of(&prepared.run) } else { None };
         let mut environment = environment(&device, prepared, team);
         if let Some(every) = arguments.audit_every {
-            environment.insert("audit".to_string(), format!("one micro-batch every {}", counted(every, "update")));
+            environment.insert("audit".to_string(), format!("one micro-batch {}", audit::interval(every)));
             if every > prepared.steps.total {
                 let total = counted(prepared.steps.total, "update");
                 tell(&format!("warning: --audit-every {every} audits nothing: the run has {total}"));

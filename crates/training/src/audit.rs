@@ -1,4 +1,4 @@
-//! Audits: every so many updates one micro-batch is computed twice, by the engine of the run and by
+//! Audits: every N updates one micro-batch is computed twice, by the engine of the run and by
 //! another one, on another device or with other threads. Both have the same weights, so every bit
 //! of gradient and loss must be the same; otherwise one of them computes wrongly, and the run stops
 //! before it learns from that.

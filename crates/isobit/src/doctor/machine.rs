@@ -7,6 +7,7 @@ use crate::disk::free_bytes;
 use crate::units::size;
 use isobit_doctor::{COLUMN, Finding, Level};
 use isobit_kernels::Path;
+use isobit_proof::name::counted;
 use isobit_training::free_memory::free_memory;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -68,7 +69,7 @@ impl Machine {
             let _ = writeln!(out, "{name:<COLUMN$}{}", parts.join(", "));
         };
         let mut parts: Vec<String> = self.processor.iter().cloned().collect();
-        parts.extend(self.cores.map(|cores| format!("{cores} {}", if cores == 1 { "core" } else { "cores" })));
+        parts.extend(self.cores.map(|cores| counted(cores as u64, "core")));
         parts.push(format!("paths {}", self.paths.join(", ")));
         put("CPU", parts);
         let mut parts: Vec<String> = self.memory_bytes.iter().map(|bytes| size(*bytes)).collect();

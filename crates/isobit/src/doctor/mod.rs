@@ -85,7 +85,7 @@ fn answer(found: &[Finding]) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("{broken} {} not give the bits", if broken == 1 { "device does" } else { "devices do" });
-    Err(Failure::device(message, "do not train on it; the findings say more").told())
+    Err(Failure::device(message, "do not train on a device that fails; the findings say more").told())
 }
 
 /// Ends the process while a driver is busy on another thread: what libraries do at the end of a

@@ -90,7 +90,10 @@ fn audits_must_fit_beside_their_run() {
     assert!(!folder.has("audited"));
     let plan = ["plan", "config.toml", "--audit-every", "1"];
     limited(&folder, kib, &[&plan[..], &wide, &kept].concat()).says(4, &refused);
-    folder.run(&[&plan[..], &wide, &kept].concat()).says(0, &[]);
+    let fits = folder.run(&[&plan[..], &wide, &kept].concat());
+    fits.says(0, &[]);
+    assert!(fits.out.contains("audits fit: ") && fits.out.contains(", on top of the run's "), "{}", fits.out);
+    folder.run(&[&plan[..], &["--audit-on", "cuda:63"]].concat()).says(6, &["cuda:63"]);
     let elsewhere = [&plan[..], &["--device", "mi100"]].concat();
     folder.run(&elsewhere).says(2, &["audits are planned for devices of this machine"]);
 }

@@ -247,14 +247,13 @@ fn the_host_must_hold_a_checkpoint() {
         }
         finished(shell.output().expect("a shell"))
     };
-    for device in ["hip:0", "hip:0,hip:1"] {
+    for (device, needs) in [
+        ("hip:0", "saving a checkpoint beside the rows of data needs 1.43 GiB of host memory, "),
+        ("hip:0,hip:1", "1.43 GiB of host memory, "),
+    ] {
         for command in ["plan", "train"] {
             let ran = under(1_200_000, command, device);
-            ran.says(4, &["host memory", "hint: `--set adapter.type=lora` fits; other weights"]);
-            assert!(
-                device.contains(',')
-                    || ran.err.contains("saving a checkpoint beside the rows of data needs 1.43 GiB of host memory, ")
-            );
+            ran.says(4, &[needs, "hint: `--set adapter.type=lora` fits; other weights"]);
         }
         let ran = under(4_000_000, "plan", device);
         ran.says(0, &[]);

@@ -100,7 +100,7 @@ fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {
     let names = entry.texts();
     let devices: Option<Vec<Device>> = names.iter().map(|name| device(name)).collect();
     let devices = devices.ok_or_else(|| {
-        entry.invalid("not a device", "cpu, opencl:0, cuda:0, hip:0 or auto; `isobit devices` lists what is here")
+        entry.invalid("not a device", "cpu, opencl:0, cuda:0, hip:0 or auto; `isobit devices` lists what is here, and `isobit plan` takes cards by name")
     })?;
     if devices.is_empty() || devices.len() > DEVICES_MAX {
         return Err(entry.invalid("the list has no device or too many", "name 1 to 64 devices"));

@@ -20,14 +20,23 @@ pub(super) struct Record<'a> {
 pub(super) type Located = (usize, RowError);
 
 pub(super) fn split(bytes: &[u8]) -> Result<Vec<Record<'_>>, Located> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    let records = if first == Some(&b'[') { elements(bytes)? } else { lines(bytes) };
+    let bytes = without_mark(bytes);
+    let records = if is_array(bytes) { elements(bytes)? } else { lines(bytes) };
     if records.len() > ROWS_MAX {
         let error = RowError::TooMany { field: "the file".into(), count: records.len(), limit: ROWS_MAX };
         return Err((records[ROWS_MAX].line, error));
     }
     Ok(records)
+}
+
+/// Without the byte order mark that some editors put first.
+fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
+}
+
+/// Whether a file that begins so holds one array.
+pub(super) fn is_array(bytes: &[u8]) -> bool {
+    without_mark(bytes).iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[')
 }
 
 /// Lines that are not blank.

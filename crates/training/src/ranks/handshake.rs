@@ -5,6 +5,7 @@ use super::{RankError, Team};
 use crate::config::Run;
 use crate::prepare::{Prepared, RunError};
 use isobit_proof::Hash;
+use isobit_proof::name::counted;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -125,13 +126,19 @@ fn check_size(size: usize, own: &Introduction) -> Result<(), RunError> {
     if size <= groups {
         return Ok(());
     }
-    Err(RunError::Target {
-        what: format!("{size} ranks cannot share {groups} gradient {}", if groups == 1 { "group" } else { "groups" }),
-        hint: format!(
-            "start at most {groups} ranks, or set `gradient_groups = {size}` or more under [training]; \
-             the number of groups is part of the arithmetic"
-        ),
-    })
+    let (what, hint) = too_many(size, groups);
+    Err(RunError::Target { what, hint })
+}
+
+/// What is wrong with more ranks than groups, and what to do.
+pub fn too_many(ranks: usize, groups: usize) -> (String, String) {
+    let what = format!("{ranks} ranks cannot share {}", counted(groups as u64, "gradient group"));
+    let hint = format!(
+        "at most {}, or set `gradient_groups = {ranks}` or more under [training]; the number of groups is \
+         part of the arithmetic",
+        counted(groups as u64, "rank")
+    );
+    (what, hint)
 }
 
 #[cfg(test)]

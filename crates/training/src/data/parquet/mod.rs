@@ -74,7 +74,8 @@ pub(super) fn extent(mut file: File, length: u64) -> Option<Extent> {
     let (footer, _) = Fields::read(footer(&bytes).ok()?).ok()?;
     let groups = footer.structures(4).unwrap_or_default();
     let unpacked = groups.iter().map(|group| group.size(2).unwrap_or(0) as u64).fold(0, u64::saturating_add);
-    Some(Extent { rows: footer.size(3)? as u64, bytes: unpacked.max(length) })
+    let (rows, bytes) = (footer.size(3)? as u64, unpacked.max(length));
+    Some(Extent { rows, bytes, longest: bytes / rows.max(1) })
 }
 
 /// The bytes of the footer, which stands before its length and the mark at the end.
