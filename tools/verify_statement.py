@@ -3,8 +3,9 @@
 files of the final folder, and every field, which is made again from the receipt and the files.
 
     verify_statement.py run/statement.json run/final --key public.pem
+
 Needs Python 3.11 and `cryptography`; replays nothing. Left to `isobit verify`: chain, checkpoints,
-MANIFEST.json, forms, and BLAKE3, here compared with the receipt's."""
+MANIFEST.json, form of the receipt, and BLAKE3, here compared with the receipt's."""
 import argparse, base64, contextlib, hashlib, json, pathlib, re, sys
 TYPE, BESIDE = "application/vnd.in-toto+json", {"MANIFEST.json", "model.sig", "statement.json"}
 sys.excepthook = lambda kind, error, _: print("not verified:", ascii(
@@ -22,17 +23,19 @@ whole = lambda digits: digits if digits == "-0" else int(digits)
 parsed = lambda data: json.loads(data.decode(), object_pairs_hook=once, parse_int=whole)
 written = lambda value, **form: json.dumps(value, ensure_ascii=False, **form).encode()
 named = lambda name, **digest: {"name": name, "digest": digest}
+
 parser = argparse.ArgumentParser(description="Checks a statement of isobit prove.")
 for name in ("statement", "folder", "--key"): parser.add_argument(name, type=pathlib.Path)
 parser.add_argument("--challenge", type=str.lower)
 asked = parser.parse_args()
-is_hex = re.compile("[0-9a-f]{1,128}").fullmatch
-need(asked.challenge is None or is_hex(asked.challenge), "the challenge is not hexadecimal")
+
 # The envelope, and its signature: of several, one by the given key is enough.
 envelope = parsed(asked.statement.read_bytes())
 payload, signatures = raw(envelope["payload"]), envelope["signatures"]
 need(set(envelope) == {"payload", "payloadType", "signatures"} and envelope["payloadType"] == TYPE
      and type(signatures) is list and len(signatures) <= 100, "not the envelope of a statement")
+need(all({"sig"} <= set(one) <= {"keyid", "sig"} and set(map(type, one.values())) == {str}
+         for one in signatures), "a signature is not one of DSSE")
 if asked.key:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -45,6 +48,7 @@ if asked.key:
         with contextlib.suppress(Exception):
             return key.verify(raw(one["sig"]), message, *how) is None
     need(any(map(accepts, signatures)), "no signature was made with the given key")
+
 # The receipt, and the files of the folder.
 found, receipt = parsed(payload), parsed((asked.folder / "receipt.json").read_bytes())
 made, digest, said = receipt["made"], receipt["digest"], found["predicate"]["isobit_reexecution"]
@@ -58,11 +62,13 @@ present = {path.name: path.is_file() for path in asked.folder.iterdir() if path.
 need(present == dict.fromkeys(files, True), f"not a final folder with {list(files)}")
 sha256 = lambda name: hashlib.file_digest(open(asked.folder / name, "rb"), "sha256").hexdigest()
 subjects = [named(one, sha256=sha256(one), blake3=files[one]["blake3"]) for one in sorted(files)]
+
 # The replay: all follows from the number of segments, the challenge, and where each begins.
 every, updates, given = receipt["segment"], made["updates"], said["challenge"].get("hex")
+is_hex = re.compile("[0-9a-f]{1,128}").fullmatch
 most, count = -(-updates // every), sum(one["reexecuted"] is True for one in said["segments"])
 need(len(said["segments"]) == most and count > 0, "other segments, or none replayed")
-need(given is None or is_hex(given), "the challenge is malformed")
+need(all(one is None or is_hex(one) for one in (asked.challenge, given)), "a challenge is not hexadecimal")
 need(asked.challenge in (None, given) or count == most, "it does not answer the challenge")
 order, missed, tenth = list(range(most)), [1.0, 1.0], -(-most // 10)
 for at in range(count):  # As crates/proof/src/statement/segments.rs chooses.
@@ -80,6 +86,7 @@ again = {"updates": updates, "segments": segments, "agrees": True,
          "environment": {name: str(text) for name, text in said["environment"].items()},
          "probability_of_detection": {"if_one_segment_is_wrong": 1 - missed[0],
                                       "if_a_tenth_is_wrong": 1 - missed[1]}}
+
 # The statement, made again.
 inputs = {f"base/{name}": of["blake3"] for name, of in made["base"]["files"].items()}
 inputs |= {f"tokenizer/{name}": of["blake3"] for name, of in made["tokenizer"].items()}

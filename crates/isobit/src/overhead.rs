@@ -146,7 +146,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(path("tokenizer.json"), vec![b' '; 3 << 20]).expect("written");
-        std::fs::write(path("data.jsonl"), vec![b' '; 1 << 20]).expect("written");
+        // Rows are so short that they take less than a MiB themselves, and while they are read.
+        let row = format!("{}\n", " ".repeat(1023));
+        std::fs::write(path("data.jsonl"), row.repeat(1 << 10)).expect("written");
         let text = format!(
             "base_model = {:?}\noutput_dir = \"out\"\n[[datasets]]\npath = {:?}\n[training]\nmax_steps = 1\n",
             folder.path().display().to_string(),

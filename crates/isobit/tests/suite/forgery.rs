@@ -104,7 +104,12 @@ fn claimed_inputs_are_compared_with_the_identity_and_with_the_files() {
             8,
             "its base files are not those",
         ),
-        (|of| of.made.data[0].blake3 = Hash([0; 32]), &prove, 1, "data file `train-0`: the receipt has 0000"),
+        (
+            |of| of.made.data[0].blake3 = Hash([0; 32]),
+            &verify,
+            8,
+            "its files are not the training data that the receipt names",
+        ),
         (|of| _ = of.made.tokenizer.remove("tokenizer.json"), &prove, 1, "tokenizer file `tokenizer.json`"),
         (|of| _ = of.made.tokenizer.remove("tokenizer.json"), &with_model, 8, "the receipt does not name it"),
         (

@@ -249,7 +249,7 @@ fn the_host_must_hold_a_checkpoint() {
     };
     for (device, needs) in [
         ("hip:0", "saving a checkpoint beside the rows of data needs 1.43 GiB of host memory, "),
-        ("hip:0,hip:1", "1.43 GiB of host memory, "),
+        ("hip:0,hip:1", "host memory needs 1.43 GiB of "),
     ] {
         for command in ["plan", "train"] {
             let ran = under(1_200_000, command, device);

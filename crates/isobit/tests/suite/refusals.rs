@@ -319,7 +319,7 @@ fn rows_that_are_too_long_are_cut_and_counted() {
     let long = format!("{{\"prompt\":\"1\",\"completion\":\"{}\"}}\n", "12 ".repeat(200));
     folder.put("data.jsonl", rows(40) + &long + &long);
     let ran = folder.trained("out", &["max_steps=1"]);
-    assert!(ran.err.contains("warning: 2 rows are truncated to 64 tokens"), "{}", ran.err);
+    assert!(ran.err.contains("warning: 2 rows longer than 64 tokens, cut there"), "{}", ran.err);
 }
 
 #[test]

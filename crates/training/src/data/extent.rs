@@ -31,18 +31,18 @@ fn sampled(path: &Path, sample: u64) -> Option<Extent> {
     if is_named("parquet") {
         return Some(parquet::extent(file, about.len()).unwrap_or(Extent { rows: 0, bytes: about.len(), longest: 0 }));
     }
-    // Every line may be a row, and in an array every object.
-    let (mut mark, mut marks, mut read) = (None, 0_u64, 0_u64);
-    let (mut row_start, mut longest) = (0_u64, 0_u64);
+    let (mut ends, mut rows, mut read) = (None, 1_u64, 0_u64);
+    let (mut row_start, mut longest) = (0, 0);
     let (mut file, mut buffer) = (file.take(sample), vec![0; 1 << 18]);
     loop {
         match file.read(&mut buffer) {
             Ok(0) => break,
             Ok(length) => {
                 let bytes = &buffer[..length];
-                let mark = *mark.get_or_insert_with(|| if is_array(bytes) { b'{' } else { b'\n' });
-                for at in bytes.iter().enumerate().filter(|(_, byte)| **byte == mark).map(|(at, _)| read + at as u64) {
-                    marks += 1;
+                let ends = ends
+                    .get_or_insert_with(|| if is_array(bytes) { Ends::Array(Default::default()) } else { Ends::Lines });
+                for (at, _) in (read..).zip(bytes).filter(|(_, byte)| ends.at(**byte)) {
+                    rows += 1;
                     longest = longest.max(at - row_start);
                     row_start = at;
                 }
@@ -52,12 +52,50 @@ fn sampled(path: &Path, sample: u64) -> Option<Extent> {
             Err(_) => return None,
         }
     }
-    // The last line may have no end.
-    let rows = marks + 1;
     let bytes = about.len().max(read);
     let all = u128::from(rows) * u128::from(bytes) / u128::from(read.max(1));
     let longest = longest.max(read - row_start);
     Some(Extent { rows: u64::try_from(all).unwrap_or(u64::MAX), bytes, longest })
+}
+
+/// Where rows end; the last may have no end.
+enum Ends {
+    Lines,
+    Array(Nesting),
+}
+
+impl Ends {
+    fn at(&mut self, byte: u8) -> bool {
+        match self {
+            Self::Lines => byte == b'\n',
+            Self::Array(nesting) => nesting.after(byte) == 1 && byte == b',',
+        }
+    }
+}
+
+/// How deep a byte of a JSON array lies; bytes of strings are at depth 0.
+#[derive(Default)]
+struct Nesting {
+    depth: usize,
+    in_text: bool,
+    is_escaped: bool,
+}
+
+impl Nesting {
+    fn after(&mut self, byte: u8) -> usize {
+        if self.in_text {
+            self.in_text = self.is_escaped || byte != b'"';
+            self.is_escaped = !self.is_escaped && byte == b'\\';
+            return 0;
+        }
+        match byte {
+            b'"' => self.in_text = true,
+            b'[' | b'{' => self.depth += 1,
+            b']' | b'}' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        self.depth
+    }
 }
 
 #[cfg(test)]
@@ -73,8 +111,11 @@ mod tests {
             extent(&path)
         };
         assert_eq!(of("a.jsonl", "{}\n{}\n"), Some(Extent { rows: 3, bytes: 6, longest: 3 }));
-        assert_eq!(of("a.json", "[{},\n\n\n{}]"), Some(Extent { rows: 3, bytes: 10, longest: 6 }));
-        assert_eq!(of("a.jsonl", " [{},{}]"), Some(Extent { rows: 3, bytes: 8, longest: 3 }));
+        assert_eq!(of("a.json", "[{},\n\n\n{}]"), Some(Extent { rows: 2, bytes: 10, longest: 7 }));
+        assert_eq!(of("a.jsonl", " [{},{}]"), Some(Extent { rows: 2, bytes: 8, longest: 4 }));
+        // A row of many objects, and a string that looks like two.
+        let nested = "[{\"a\":[{},{}]},{\"a\":\"},{\\\"}\"}]";
+        assert_eq!(of("a.json", nested), Some(Extent { rows: 2, bytes: 30, longest: 16 }));
         assert_eq!(of("a.csv", ""), Some(Extent { rows: 0, bytes: 0, longest: 0 }));
         assert_eq!(of("a.parquet", "PAR1 and no more"), Some(Extent { rows: 0, bytes: 16, longest: 0 }));
         assert_eq!(extent(&folder.path().join("none")), None);

@@ -365,7 +365,7 @@ fn faults_are_named_with_place_and_remedy() {
         (
             "",
             &["device=gpu"],
-            "--set device=gpu: `device` = \"gpu\": not a device\nhint: cpu, opencl:0, cuda:0, hip:0 or auto; `isobit devices` lists what is here",
+            "--set device=gpu: `device` = \"gpu\": not a device\nhint: cpu, opencl:0, cuda:0, hip:0 or auto; `isobit devices` lists what is here, and `isobit plan` takes cards by name",
         ),
         (
             "",
