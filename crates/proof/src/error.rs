@@ -104,7 +104,9 @@ impl FileError {
             Self::NotRegular { .. } => "put a regular file, or a link to one, in its place",
             Self::TooLarge { .. } => "check that this is the file you meant",
             Self::Malformed { .. } => "copy or download the file again",
-            Self::Altered { .. } => "restore the file, or go back to an earlier checkpoint",
+            Self::Altered { .. } => {
+                "restore the file; `train --resume` writes a final folder or a receipt again, and `--resume-from` goes back to an earlier checkpoint"
+            }
             Self::NoTensors { .. } => "name a safetensors file, or a folder with an adapter, a model or a finished run",
             Self::NoTensor { .. } | Self::WrongType { .. } => "check that the file belongs to this model",
             Self::Io { .. } | Self::Unwritable { .. } => return None,

@@ -48,11 +48,12 @@ impl Metrics {
 
     /// The file of a run that resumes after `step`. Lines of later steps, and a line cut short by a
     /// crash, are dropped, all at once. The remaining lines must match the digest in the
-    /// checkpoint; checkpoints of earlier versions have none.
-    pub fn resume(folder: &Path, step: u64, recorded: Option<Hash>) -> Result<Self, FileError> {
+    /// checkpoint; checkpoints of earlier versions have none. Nothing is replaced before
+    /// [`CutMetrics::commit`].
+    pub fn cut(folder: &Path, step: u64, recorded: Option<Hash>) -> Result<CutMetrics, FileError> {
         let path = folder.join(NAME);
-        let digest = keep_up_to(&path, step, recorded)?;
-        Self::append_to(path, digest)
+        let (kept, digest) = keep_up_to(&path, step, recorded)?;
+        Ok(CutMetrics { path, kept, digest })
     }
 
     /// Digest of the lines so far, without their timing.
@@ -78,6 +79,21 @@ impl Metrics {
     /// Makes appended lines survive a power cut. Call it before saving a checkpoint.
     pub fn sync(&mut self) -> Result<(), FileError> {
         self.file.sync_data().map_err(|error| FileError::from_io("write", &self.path, error))
+    }
+}
+
+/// Metrics that are cut and not yet in their place.
+#[derive(Debug)]
+pub struct CutMetrics {
+    path: PathBuf,
+    kept: AtomicFile,
+    digest: Hash,
+}
+
+impl CutMetrics {
+    pub fn commit(self) -> Result<Metrics, FileError> {
+        self.kept.commit()?;
+        Metrics::append_to(self.path, self.digest)
     }
 }
 
@@ -122,8 +138,8 @@ pub fn step_of(line: &[u8]) -> Result<u64, &'static str> {
     }
 }
 
-/// Returns the digest of the lines that stay.
-fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, FileError> {
+/// Returns the lines that stay, and their digest.
+fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<(AtomicFile, Hash), FileError> {
     let failed = |error| FileError::from_io("read", path, error);
     let mut kept = AtomicFile::create(path)?;
     let mut digest = NO_LINES;
@@ -141,7 +157,7 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
     for number in 1.. {
         if recorded == Some(digest) {
             // Everything after this came after the checkpoint.
-            return kept.commit().map(|()| digest);
+            return Ok((kept, digest));
         }
         bytes.clear();
         reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes).map_err(failed)?;
@@ -167,7 +183,7 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
             return Err(altered(number));
         }
     }
-    kept.commit().map(|()| digest)
+    Ok((kept, digest))
 }
 
 fn malformed(path: &Path, number: usize, what: &str) -> FileError {
@@ -177,6 +193,10 @@ fn malformed(path: &Path, number: usize, what: &str) -> FileError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn resumed(folder: &Path, step: u64, recorded: Option<Hash>) -> Metrics {
+        Metrics::cut(folder, step, recorded).and_then(CutMetrics::commit).expect("resumed")
+    }
 
     fn train(step: u64, loss: f64) -> Record {
         let event = Event::Train { loss, learning_rate: 2e-4, grad_norm: 0.1 };
@@ -217,12 +237,12 @@ mod tests {
 
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join(NAME);
-        let mut metrics = Metrics::resume(folder.path(), 0, None).expect("nothing is there");
+        let mut metrics = resumed(folder.path(), 0, None);
         (1..=5).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));
         metrics.sync().expect("synced");
         let torn = std::fs::read(&path).expect("read");
         std::fs::write(&path, &torn[..torn.len() - 9]).expect("written");
-        let mut metrics = Metrics::resume(folder.path(), 3, None).expect("resumed");
+        let mut metrics = resumed(folder.path(), 3, None);
         (4..=6).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));
         assert_eq!(std::fs::read_to_string(&path).expect("read"), expected);
         Metrics::create(folder.path()).expect("emptied");
@@ -237,7 +257,7 @@ mod tests {
         for bad in ["{}", "", "[1]", "{\"schema\":\"x\",\"step\":1}", &"x".repeat(1 << 17)] {
             let text = format!("{good}\n{bad}\n{good}\n");
             std::fs::write(&path, &text).expect("written");
-            let error = Metrics::resume(folder.path(), 1, None).expect_err("strange");
+            let error = Metrics::cut(folder.path(), 1, None).expect_err("strange");
             assert_eq!(error.exit_code(), 8);
             assert!(error.to_string().contains("line 2: "), "{error}");
             assert_eq!(std::fs::read_to_string(&path).expect("read"), text);
@@ -262,7 +282,7 @@ mod tests {
                 let mut bad = all.clone();
                 bad[at] ^= mask;
                 std::fs::write(&path, &bad).expect("written");
-                let error = Metrics::resume(folder.path(), 3, recorded).expect_err("changed");
+                let error = Metrics::cut(folder.path(), 3, recorded).expect_err("changed");
                 assert_eq!(error.exit_code(), 8, "{error}");
                 assert!(error.to_string().contains(&format!("line {}: ", line_of(at))), "{at} {mask}: {error}");
             }
@@ -271,11 +291,11 @@ mod tests {
         let wrong = [lines[..2].concat(), [lines[1], lines[0], lines[2]].concat(), lines[1..].concat(), Vec::new()];
         for lines in wrong {
             std::fs::write(&path, lines).expect("written");
-            assert_eq!(Metrics::resume(folder.path(), 3, recorded).expect_err("other lines").exit_code(), 8);
+            assert_eq!(Metrics::cut(folder.path(), 3, recorded).expect_err("other lines").exit_code(), 8);
         }
         for after in [&b""[..], b"{\"sch", b"anything at all\n"] {
             std::fs::write(&path, [&before, after].concat()).expect("written");
-            assert_eq!(Some(Metrics::resume(folder.path(), 3, recorded).expect("as recorded").digest()), recorded);
+            assert_eq!(Some(resumed(folder.path(), 3, recorded).digest()), recorded);
             assert_eq!(std::fs::read(&path).expect("read"), before);
         }
     }
@@ -289,10 +309,10 @@ mod tests {
             format!("{}}}\n", checked(&line).expect("a checksum").0)
         };
         std::fs::write(&path, old(1) + &old(2)).expect("written");
-        let mut metrics = Metrics::resume(folder.path(), 2, None).expect("resumed");
+        let mut metrics = resumed(folder.path(), 2, None);
         metrics.append(&train(3, 1.0)).expect("appended");
         let recorded = metrics.digest();
-        let again = Metrics::resume(folder.path(), 3, Some(recorded)).expect("old and new lines");
+        let again = resumed(folder.path(), 3, Some(recorded));
         let whole = tempfile::tempdir().expect("folder");
         let mut metrics = Metrics::create(whole.path()).expect("created");
         (1..=3).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));

@@ -10,7 +10,7 @@ use crate::run::Watch;
 use crate::state::{Restored, State};
 use crate::step::{Evaluation, StepReport};
 use isobit_models::{TrainedTensor, Weights};
-use isobit_proof::chain::{self, Chain, ChainFile, Origin, Update};
+use isobit_proof::chain::{self, Chain, ChainFile, CutChain, Origin, Update};
 use isobit_proof::hash::{FileRecord, Hash, Manifest};
 use isobit_proof::layout::SMALL_FILES;
 use isobit_proof::name::{harmless, quoted};
@@ -54,41 +54,58 @@ pub(crate) struct Recorder {
     environment: BTreeMap<String, String>,
 }
 
+/// The chain of a run that begins.
+pub(crate) fn create<E: Engine>(state: &State<E>, prepared: &Prepared) -> Result<ChainFile, RunError> {
+    let names = state.engine.tensors().iter().map(|tensor| tensor.name.clone()).collect();
+    let origin = Origin::new(prepared.identity.fields(), names, &state.engine.digests()?);
+    Ok(ChainFile::create(&prepared.run.output_dir, &origin)?)
+}
+
+/// The chain up to the `step` that a run resumes from. None if the checkpoint has no link: then the
+/// run has no record. Nothing is changed yet.
+pub(crate) fn cut(output_dir: &Path, progress: &Progress, watch: &mut dyn Watch) -> Result<Option<CutChain>, RunError> {
+    match progress.chain {
+        Some(link) => ChainFile::cut(output_dir, progress.step, link).map(Some).map_err(not_the_record),
+        None if watch.needs_receipt() => Err(RunError::Refused {
+            what: "the checkpoint was written by a version without receipts: this run would leave none".to_string(),
+            hint: "start the run anew in another folder, or leave out `--fixed`",
+        }),
+        None => {
+            watch.noted("the checkpoint was written by a version without receipts: this run leaves none");
+            Ok(None)
+        }
+    }
+}
+
+/// Lines of a run that resumes are not those that its checkpoint names.
+pub(crate) fn not_the_record(error: FileError) -> RunError {
+    match error {
+        FileError::Missing { path } => RunError::Differs {
+            what: format!("{} is missing, and a run does not go on without its record", path.display()),
+            hint: "put it back from a copy, or start the run again in another `output_dir`",
+        },
+        FileError::Malformed { path, what } | FileError::Altered { path, what } => RunError::Differs {
+            what: format!("{} does not match its record: {what}", path.display()),
+            hint: "restore the file, or go back to a checkpoint before that line: `--resume-from checkpoint-N`",
+        },
+        other => other.into(),
+    }
+}
+
+/// Removes the record of a run that goes on without one.
+pub(crate) fn forget(output_dir: &Path) -> Result<(), FileError> {
+    [chain::NAME, receipt::NAME].iter().try_for_each(|name| remove(&output_dir.join(name)))
+}
+
 impl Recorder {
-    /// Begins the chain, or cuts it to the step that the run resumes from. None if the checkpoint
-    /// has no link: then the run has no record.
-    pub(crate) fn begin<E: Engine>(
+    pub(crate) fn new<E: Engine>(
+        chain: ChainFile,
         state: &State<E>,
         prepared: &Prepared,
-        from: Option<u64>,
         (threads, watch): (usize, &mut dyn Watch),
-    ) -> Result<Option<Self>, RunError> {
-        let output = &prepared.run.output_dir;
-        let chain = match (from, state.progress.chain) {
-            (None, _) => {
-                let names = state.engine.tensors().iter().map(|tensor| tensor.name.clone()).collect();
-                let origin = Origin::new(prepared.identity.fields(), names, &state.engine.digests()?);
-                ChainFile::create(output, &origin)?
-            }
-            (Some(step), Some(link)) => ChainFile::resume(output, step, link)?,
-            (Some(_), None) if watch.needs_receipt() => {
-                return Err(RunError::Refused {
-                    what: "the checkpoint was written by a version without receipts: this run would leave none"
-                        .to_string(),
-                    hint: "start the run anew in another folder, or leave out `--fixed`",
-                });
-            }
-            (Some(_), None) => {
-                watch.noted("the checkpoint was written by a version without receipts: this run leaves none");
-                for name in [chain::NAME, receipt::NAME] {
-                    remove(&output.join(name))?;
-                }
-                return Ok(None);
-            }
-        };
+    ) -> Result<Self, RunError> {
         let made = made(prepared, state.engine.tensors(), threads)?;
-        let (segment, environment) = (segment(prepared), watch.environment());
-        Ok(Some(Self { chain, made, segment, result: None, environment }))
+        Ok(Self { chain, made, segment: segment(prepared), result: None, environment: watch.environment() })
     }
 
     pub(crate) fn append(&mut self, update: &Update) -> Result<(), FileError> {
@@ -221,8 +238,8 @@ pub fn differing_inputs(prepared: &Prepared, receipt: &Receipt, threads: usize) 
 /// Compares what was read from a checkpoint with the line of its update.
 pub(crate) fn check_restored(prepared: &Prepared, state: &Progress, read: &Restored) -> Result<(), RunError> {
     let output = &prepared.run.output_dir;
-    // A chain that is missing or is another one is reported by what resumes it.
-    let Some(chain) = regular::if_there(Chain::read_through(output, state.step))? else { return Ok(()) };
+    // A chain that is missing, damaged or another one is reported by what resumes it.
+    let Ok(chain) = Chain::read_through(output, state.step) else { return Ok(()) };
     if state.chain.is_none() || chain.link(state.step) != state.chain {
         return Ok(());
     }

@@ -29,7 +29,7 @@ use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
 use isobit_models::TrainedTensor;
 use isobit_models::build::Settings;
 use isobit_proof::atomic::write_atomically;
-use isobit_proof::chain;
+use isobit_proof::chain::{self, ChainFile};
 use isobit_proof::layout::TENSORBOARD;
 use isobit_proof::lock::Lock;
 use isobit_proof::{FileError, disk, receipt};
@@ -192,13 +192,13 @@ fn begin<E: Engine>(
     (threads, watch): (usize, &mut dyn Watch),
 ) -> Result<Log, RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
-    let metrics = if let Some(step) = from {
-        resume(state, prepared, step, start)?
+    let (metrics, chain) = if let Some(step) = from {
+        resume(state, prepared, step, start, watch)?
     } else {
         checkpoint::begin(output)?;
-        Metrics::create(output)?
+        (Metrics::create(output)?, Some(record::create(state, prepared)?))
     };
-    let record = Recorder::begin(state, prepared, from, (threads, watch))?;
+    let record = chain.map(|chain| Recorder::new(chain, state, prepared, (threads, watch))).transpose()?;
     let mut log = Log { metrics, events: None, record };
     // Only now: a refused run must leave the folder unchanged, and `verify` takes a folder with
     // these files but no chain for damage.
@@ -229,8 +229,17 @@ fn open(prepared: &Prepared, step: u64) -> Result<Opened, RunError> {
 
 /// Takes the folder back to the restored `step`. Checkpoints of later steps stay: the same steps
 /// produce them again, byte for byte.
-fn resume<E: Engine>(state: &State<E>, prepared: &Prepared, step: u64, start: Start) -> Result<Metrics, RunError> {
+fn resume<E: Engine>(
+    state: &State<E>,
+    prepared: &Prepared,
+    step: u64,
+    start: Start,
+    watch: &mut dyn Watch,
+) -> Result<(Metrics, Option<ChainFile>), RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
+    // Both are read before anything is changed: a refused run must leave the folder as it is.
+    let metrics = Metrics::cut(output, step, state.progress.metrics).map_err(record::not_the_record)?;
+    let chain = record::cut(output, &state.progress, watch)?;
     if start == Start::From(step) {
         // Before lines of the metrics are dropped: if killed in between, the run would miss them.
         checkpoint::go_back_to(output, step)?;
@@ -240,7 +249,12 @@ fn resume<E: Engine>(state: &State<E>, prepared: &Prepared, step: u64, start: St
     }
     // A run killed between saving and pruning might have nothing left to save.
     checkpoint::prune(output, run.training.save_total_limit, &prepared.identity)?;
-    Ok(Metrics::resume(output, step, state.progress.metrics)?)
+    let metrics = metrics.commit()?;
+    let chain = match chain {
+        Some(chain) => Some(chain.commit()?),
+        None => record::forget(output).map(|()| None)?,
+    };
+    Ok((metrics, chain))
 }
 
 /// If a checkpoint was made with a different config, adds the keys that matter, with their present

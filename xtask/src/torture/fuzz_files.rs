@@ -8,7 +8,7 @@ use isobit_proof::Manifest;
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_training::checkpoint::{self, Identity, Progress};
 use isobit_training::data::{DATE_DEFAULT, open};
-use isobit_training::metrics::{self, Event, Metrics, Record, Timing, without_timing};
+use isobit_training::metrics::{self, CutMetrics, Event, Metrics, Record, Timing, without_timing};
 use std::path::{Path, PathBuf};
 
 fn folder(place: &Path, name: &str) -> Result<PathBuf, String> {
@@ -165,10 +165,10 @@ pub(crate) fn metrics(place: &Path) -> Result<Check, String> {
                 return Err(format!("timing is cut twice: {line}"));
             }
         }
-        match Metrics::resume(&run, 2, None) {
+        match Metrics::cut(&run, 2, None).and_then(CutMetrics::commit) {
             Ok(first) => {
                 // What stays, stays again.
-                let again = Metrics::resume(&run, 2, Some(first.digest()));
+                let again = Metrics::cut(&run, 2, Some(first.digest())).and_then(CutMetrics::commit);
                 let same = again.is_ok_and(|again| again.digest() == first.digest());
                 if same { Ok(Reached::Accepted) } else { Err("what was kept is refused".to_string()) }
             }

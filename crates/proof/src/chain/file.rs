@@ -160,14 +160,12 @@ impl ChainFile {
     }
 
     /// The file of a run that resumes after `step`: lines of later steps, and a line cut short by a
-    /// crash, are dropped. The others must end with the link in the checkpoint.
-    pub fn resume(folder: &Path, step: u64, link: Hash) -> Result<Self, FileError> {
+    /// crash, are dropped. The others must end with the link in the checkpoint. Nothing is replaced
+    /// before [`CutChain::commit`].
+    pub fn cut(folder: &Path, step: u64, link: Hash) -> Result<CutChain, FileError> {
         let path = folder.join(NAME);
         let mut kept = AtomicFile::create(&path)?;
-        let mut lines = Lines::open(&path).map_err(|error| match error {
-            FileError::Missing { path } => FileError::Altered { path, what: "it is missing".to_string() },
-            other => other,
-        })?;
+        let mut lines = Lines::open(&path)?;
         let altered = |number: u64| FileError::Altered {
             path: path.clone(),
             what: format!("line {number}: it is missing or differs from what the checkpoint of step {step} recorded"),
@@ -189,8 +187,7 @@ impl ChainFile {
         if lines.link != link {
             return Err(altered(step + 1));
         }
-        kept.commit()?;
-        Self::append_to(path, link)
+        Ok(CutChain { path, kept, link })
     }
 
     fn append_to(path: PathBuf, link: Hash) -> Result<Self, FileError> {
@@ -217,6 +214,21 @@ impl ChainFile {
     /// Makes appended lines survive a power cut. Call it before saving a checkpoint.
     pub fn sync(&mut self) -> Result<(), FileError> {
         self.file.sync_data().map_err(|error| FileError::from_io("write", &self.path, error))
+    }
+}
+
+/// A chain that is cut and not yet in its place.
+#[derive(Debug)]
+pub struct CutChain {
+    path: PathBuf,
+    kept: AtomicFile,
+    link: Hash,
+}
+
+impl CutChain {
+    pub fn commit(self) -> Result<ChainFile, FileError> {
+        self.kept.commit()?;
+        ChainFile::append_to(self.path, self.link)
     }
 }
 
@@ -267,11 +279,11 @@ mod tests {
         std::fs::write(folder.join(NAME), &whole[..whole.len() - 20]).expect("written");
         assert_eq!(Chain::read(folder).expect("a chain").updates.len(), 5);
         let link = chain.link(3).expect("three updates");
-        let mut file = ChainFile::resume(folder, 3, link).expect("resumed");
+        let mut file = ChainFile::cut(folder, 3, link).and_then(CutChain::commit).expect("resumed");
         (4..=6).for_each(|step| file.append(&update(step)).expect("appended"));
         assert_eq!(std::fs::read(folder.join(NAME)).expect("read"), whole);
         for (step, link) in [(3, head), (7, head), (0, link)] {
-            assert_eq!(ChainFile::resume(folder, step, link).expect_err("not recorded").exit_code(), 8);
+            assert_eq!(ChainFile::cut(folder, step, link).expect_err("not recorded").exit_code(), 8);
             assert_eq!(std::fs::read(folder.join(NAME)).expect("read"), whole, "it is left alone");
         }
     }

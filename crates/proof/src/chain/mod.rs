@@ -7,7 +7,7 @@
 mod file;
 mod hex;
 
-pub use file::{Chain, ChainFile};
+pub use file::{Chain, ChainFile, CutChain};
 
 use crate::hash::Hash;
 use isobit_numerics::digest::Digest;
