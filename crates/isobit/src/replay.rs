@@ -15,7 +15,7 @@ use isobit_proof::chain::{self, Chain};
 use isobit_proof::name::counted;
 use isobit_proof::receipt::Receipt;
 use isobit_training::checkpoint::RESOLVED;
-use isobit_training::config::{self, EvalRows, Run};
+use isobit_training::config::{self, Adapter, EvalRows, Run};
 use isobit_training::prepare::{Prepared, RunError, prepare};
 use isobit_training::replay::{self, Difference, Element, Event, FoundIn, Rebuilt, Replayed};
 use isobit_training::stages::{Divided, Stages};
@@ -70,6 +70,10 @@ pub(crate) struct How {
     /// says
     #[arg(long, value_name = "FILE")]
     eval_data: Option<PathBuf>,
+    /// Where the adapter is that the run started from, if there is one and it is not where the
+    /// config says
+    #[arg(long, value_name = "FOLDER")]
+    start_adapter: Option<PathBuf>,
     /// Override a key of the config: `--set gradient_checkpointing=none`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -229,19 +233,36 @@ impl How {
             }
             (_, None) => {}
         }
-        check_there(&run)?;
+        match (start_of(&mut run), &self.start_adapter) {
+            (Some(path), Some(named)) => path.clone_from(named),
+            (None, Some(_)) => {
+                return Err(Failure::usage("the run did not start from an adapter", "leave out --start-adapter"));
+            }
+            (_, None) => {}
+        }
+        check_there(&mut run)?;
         Ok((run, base))
     }
 }
 
+/// Where the adapter is that a run starts from.
+fn start_of(run: &mut Run) -> Option<&mut PathBuf> {
+    match &mut run.adapter {
+        Adapter::Lora(lora) => lora.resume_from.as_mut(),
+        Adapter::Full | Adapter::LastBlocks(_) => None,
+    }
+}
+
 /// The inputs of a run may have moved: says how to name them.
-fn check_there(run: &Run) -> Result<(), Failure> {
+fn check_there(run: &mut Run) -> Result<(), Failure> {
+    let start = start_of(run).map(|path| ("--start-adapter", path.clone()));
+    let start = start.iter().map(|(flag, path)| (*flag, path));
     let eval = match &run.eval.rows {
         EvalRows::File(path) => Some(("--eval-data", path)),
         _ => None,
     };
     let data = run.datasets.iter().map(|path| ("--data", path));
-    for (flag, path) in std::iter::once(("--model", &run.base_model)).chain(data).chain(eval) {
+    for (flag, path) in std::iter::once(("--model", &run.base_model)).chain(data).chain(eval).chain(start) {
         if !path.exists() {
             let message = format!("{} does not exist", path.display());
             let hint = format!("say with `{flag}` where it is now; paths of the run are relative to where it started");
@@ -310,7 +331,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
     let found = looked.is_some_and(|looked| looked.found());
-    match (replayed.agrees() && !found, replayed.difference.is_none() && !found) {
+    match (replayed.agrees() && !found, replayed.first_difference().is_none() && !found) {
         (true, _) => Ok(()),
         // A checkpoint that cannot be read is damage, not a difference.
         (false, true) => Err(Failure::printed(8)),
@@ -372,7 +393,7 @@ fn replayed(
 /// The inputs are not those of the run: nothing is computed.
 fn other_run(arguments: &Arguments, explained: &[String]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    let none = Replayed { from: 0, agreeing: 0, checkpoints: Vec::new(), unread: Vec::new(), difference: None };
+    let none = Replayed::default();
     let printed = if arguments.json {
         writeln!(out, "{}", object(arguments, &none, explained))
     } else {
@@ -384,6 +405,11 @@ fn other_run(arguments: &Arguments, explained: &[String]) -> Result<(), Failure>
 
 pub(crate) fn text(replayed: &Replayed, steps: &RangeInclusive<u64>) -> Vec<String> {
     let from = if replayed.from == 0 { "the base".to_string() } else { format!("checkpoint-{}", replayed.from) };
+    let mut lines: Vec<String> = Vec::new();
+    for difference in replayed.altered.iter().chain(&replayed.difference) {
+        lines.push(describe(difference));
+        lines.extend(difference.element.as_ref().map(describe_element));
+    }
     let Some(difference) = &replayed.difference else {
         let checkpoints = match replayed.checkpoints.len() {
             0 => String::new(),
@@ -391,11 +417,12 @@ pub(crate) fn text(replayed: &Replayed, steps: &RangeInclusive<u64>) -> Vec<Stri
             count => format!(", and {count} checkpoints"),
         };
         let unread = replayed.unread.iter().map(|(step, why)| format!("checkpoint-{step} was not compared: {why}"));
-        let line = format!("{} with the record, from {from}{checkpoints}", agree(replayed.from + 1, *steps.end()));
-        return std::iter::once(line).chain(unread).collect();
+        let whom = if replayed.altered.is_empty() { "record" } else { "chain" };
+        let line = format!("{} with the {whom}, from {from}{checkpoints}", agree(replayed.from + 1, *steps.end()));
+        lines.push(line);
+        lines.extend(unread);
+        return lines;
     };
-    let mut lines = vec![describe(difference)];
-    lines.extend(difference.element.as_ref().map(describe_element));
     if replayed.agreeing > 0 {
         let last = replayed.from + replayed.agreeing;
         lines.push(format!("{}, from {from}", agree(replayed.from + 1, last)));
@@ -472,7 +499,7 @@ pub(crate) fn difference_object(replayed: &Replayed) -> serde_json::Value {
         json!({ "step": difference.step, "item": item, "tensors": difference.tensors,
             "element": difference.element.as_ref().map(element) })
     };
-    replayed.difference.as_ref().map(difference).into()
+    replayed.first_difference().map(difference).into()
 }
 
 fn object(arguments: &Arguments, replayed: &Replayed, explained: &[String]) -> serde_json::Value {

@@ -41,7 +41,7 @@ pub enum Event {
 }
 
 /// The result of a replay.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Replayed {
     /// The updates it began after.
     pub from: u64,
@@ -51,13 +51,21 @@ pub struct Replayed {
     pub checkpoints: Vec<u64>,
     /// Checkpoints on the way that could not be read, and why.
     pub unread: Vec<(u64, String)>,
+    /// Checkpoints on the way, and the final folder, that hold other numbers, though the chain
+    /// agrees.
+    pub altered: Vec<Difference>,
+    /// From the chain, which ends the replay.
     pub difference: Option<Difference>,
 }
 
 impl Replayed {
     /// Whether everything on the way was compared, and agrees.
     pub fn agrees(&self) -> bool {
-        self.difference.is_none() && self.unread.is_empty()
+        self.first_difference().is_none() && self.unread.is_empty()
+    }
+
+    pub fn first_difference(&self) -> Option<&Difference> {
+        self.altered.first().or(self.difference.as_ref())
     }
 }
 
@@ -138,7 +146,7 @@ pub fn rebuild<E: Engine>(
     let step = final_step(&prepared.run, chain);
     let mut replay = Replay::begin(make, prepared, chain, step + 1, &mut silent)?;
     let replayed = replay.through(step)?;
-    if replayed.difference.is_some() {
+    if replayed.first_difference().is_some() {
         return Ok(Err(replayed));
     }
     let config = final_folder::adapter_config(&build_settings(&prepared.run), prepared, base);
@@ -222,6 +230,7 @@ impl<'a, E: Engine> Replay<'a, E> {
             agreeing: 0,
             checkpoints: Vec::new(),
             unread: Vec::new(),
+            altered: Vec::new(),
             difference: self.begins_differently()?,
         };
         while replayed.difference.is_none() && self.state.progress.step < last {
@@ -253,7 +262,7 @@ impl<'a, E: Engine> Replay<'a, E> {
             if let Some(element) = element {
                 let (tensors, element) = (vec![element.tensor.clone()], Some(element));
                 let found_in = FoundIn::Folder;
-                replayed.difference = Some(Difference { step, found_in, tensors, numbers: None, element });
+                replayed.altered.push(Difference { step, found_in, tensors, numbers: None, element });
             }
         }
         Ok(replayed)
@@ -453,8 +462,14 @@ fn changed_keys(prepared: &Prepared, receipt: Option<&Receipt>) -> Vec<String> {
     let keys: BTreeSet<&String> = ours.keys().chain(recorded.keys()).collect();
     let shown = |value: Option<&String>| value.map_or("not set".to_string(), Clone::clone);
     let differing = keys.into_iter().filter(|key| ours.get(*key) != recorded.get(*key));
-    let said = differing
-        .map(|key| format!("config `{key}` is {}, the run's was {}", shown(ours.get(key)), shown(recorded.get(key))));
+    let said = differing.map(|key| match (shown(ours.get(key)), shown(recorded.get(key))) {
+        (ours, recorded) if key == "training.rows_per_update" => {
+            format!(
+                "an update has {ours} rows (micro_batch_size × gradient_accumulation_steps), the run's had {recorded}"
+            )
+        }
+        (ours, recorded) => format!("config `{key}` is {ours}, the run's was {recorded}"),
+    });
     said.collect()
 }
 

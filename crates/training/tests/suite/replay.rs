@@ -87,7 +87,7 @@ fn every_window_agrees_from_the_nearest_checkpoint_or_the_base() {
         {
             let last = *steps.end();
             let agreeing = last - from;
-            let expected = Replayed { from, agreeing, checkpoints, unread: Vec::new(), difference: None };
+            let expected = Replayed { from, agreeing, checkpoints, ..Replayed::default() };
             assert_eq!(replayed(&prepared, 1, steps), expected, "{model}, to {last}");
         }
         // Another split of the same rows.
