@@ -197,7 +197,7 @@ impl DataError {
     pub fn hint(&self) -> String {
         match self {
             Self::Setting { .. } => "correct the setting".into(),
-            Self::Threads { .. } => "free memory, raise the limit on it, or set `data_workers = 1`".into(),
+            Self::Threads { .. } => "free memory or raise the limit on it; `data_workers = 1` needs the least".into(),
             Self::Missing { path } if path.ends_with("tokenizer.json") => {
                 "a model folder holds config.json, tokenizer.json and *.safetensors: fetch what is missing".into()
             }

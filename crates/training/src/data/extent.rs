@@ -1,7 +1,7 @@
 //! How much there is in a data file, before it is read: what a plan counts rows by.
 
 use super::parquet;
-use super::records::is_array;
+use super::records::{ROW_BYTES_MAX, is_array};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -12,7 +12,8 @@ use std::path::Path;
 pub struct Extent {
     pub rows: u64,
     pub bytes: u64,
-    /// Bytes of the longest row; of a Parquet file, of all rows on average.
+    /// Bytes of the longest row that is short enough to be read; of a Parquet file, of the rows of
+    /// a group on average.
     pub longest: u64,
 }
 
@@ -40,10 +41,10 @@ fn sampled(path: &Path, sample: u64) -> Option<Extent> {
             Ok(length) => {
                 let bytes = &buffer[..length];
                 let ends = ends
-                    .get_or_insert_with(|| if is_array(bytes) { Ends::Array(Default::default()) } else { Ends::Lines });
+                    .get_or_insert_with(|| if is_array(bytes) { Ends::Array(Nesting::default()) } else { Ends::Lines });
                 for (at, _) in (read..).zip(bytes).filter(|(_, byte)| ends.at(**byte)) {
                     rows += 1;
-                    longest = longest.max(at - row_start);
+                    longest = longest.max(readable(at - row_start));
                     row_start = at;
                 }
                 read += length as u64;
@@ -54,8 +55,13 @@ fn sampled(path: &Path, sample: u64) -> Option<Extent> {
     }
     let bytes = about.len().max(read);
     let all = u128::from(rows) * u128::from(bytes) / u128::from(read.max(1));
-    let longest = longest.max(read - row_start);
+    let longest = longest.max(readable(read - row_start));
     Some(Extent { rows: u64::try_from(all).unwrap_or(u64::MAX), bytes, longest })
+}
+
+/// The bytes of a row, the end of the one before included; 0 if reading it is an error.
+fn readable(bytes: u64) -> u64 {
+    if bytes > ROW_BYTES_MAX as u64 + 1 { 0 } else { bytes }
 }
 
 /// Where rows end; the last may have no end.
@@ -120,6 +126,9 @@ mod tests {
         assert_eq!(of("a.parquet", "PAR1 and no more"), Some(Extent { rows: 0, bytes: 16, longest: 0 }));
         assert_eq!(extent(&folder.path().join("none")), None);
         assert_eq!(extent(folder.path()), None);
+        // What reading refuses takes no memory.
+        let long = of("a.jsonl", &format!("{{}}\n{}", " ".repeat(ROW_BYTES_MAX + 2)));
+        assert_eq!(long.map(|all| (all.rows, all.longest)), Some((2, 2)));
         // Two lines in the first four bytes of twelve.
         assert_eq!(of("a.csv", "a\na\nabcdefg\n").map(|all| all.rows), Some(4));
         assert_eq!(sampled(&folder.path().join("a.csv"), 4), Some(Extent { rows: 9, bytes: 12, longest: 2 }));

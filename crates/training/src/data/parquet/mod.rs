@@ -73,9 +73,13 @@ pub(super) fn extent(mut file: File, length: u64) -> Option<Extent> {
     file.take(tail).read_to_end(&mut bytes).ok()?;
     let (footer, _) = Fields::read(footer(&bytes).ok()?).ok()?;
     let groups = footer.structures(4).unwrap_or_default();
-    let unpacked = groups.iter().map(|group| group.size(2).unwrap_or(0) as u64).fold(0, u64::saturating_add);
+    let group = |group: &&Fields<'_>| [2, 3].map(|field| group.size(field).unwrap_or(0) as u64);
+    let groups: Vec<[u64; 2]> = groups.iter().map(group).collect();
+    let unpacked = groups.iter().fold(0, |sum: u64, [bytes, _]| sum.saturating_add(*bytes));
     let (rows, bytes) = (footer.size(3)? as u64, unpacked.max(length));
-    Some(Extent { rows, bytes, longest: bytes / rows.max(1) })
+    let on_average = |[bytes, rows]: [u64; 2]| bytes / rows.max(1);
+    let longest = groups.into_iter().map(on_average).max().unwrap_or(0).max(on_average([bytes, rows]));
+    Some(Extent { rows, bytes, longest })
 }
 
 /// The bytes of the footer, which stands before its length and the mark at the end.
