@@ -133,6 +133,14 @@ pub fn main() -> ExitCode {
     if let Some(code) = gpu::start(|name| std::env::var_os(name)) {
         return code;
     }
+    gpu::exit_guard::arm();
+    let code = ended();
+    gpu::exit_guard::disarm();
+    code
+}
+
+/// Runs the command, and says how it ended.
+fn ended() -> ExitCode {
     let arguments = match Arguments::try_parse_from(with_help_as_flag(std::env::args_os().collect())) {
         Ok(arguments) => arguments,
         Err(refusal) => return refused(&refusal),

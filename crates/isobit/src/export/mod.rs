@@ -114,6 +114,7 @@ fn end_if_stopped<T>(written: Result<T, RunError>) -> Result<T, RunError> {
         if crate::json_is_wanted(std::env::args_os()) {
             failure.tell_event();
         }
+        isobit_kernels::gpu::exit_guard::disarm();
         std::process::exit(i32::from(failure.code));
     }
     written

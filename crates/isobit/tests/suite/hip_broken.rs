@@ -104,6 +104,17 @@ fn commands_do_without_a_runtime_that_crashes() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Its exit code is no answer of the program: 1 says that a difference was found.
+#[test]
+fn a_runtime_that_ends_the_program_is_named() {
+    let Some(fake) = Fake::new("hip_broken::a_runtime_that_ends_the_program_is_named", &[]) else { return };
+    let folder = Folder::new(Shape::TINY);
+    let mut command = training(&fake, &folder, "device=hip:0");
+    let output = command.env("FAKE_HIP_EXITS", "hipMalloc").output().expect("the program starts");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(6) && err.contains("a driver of a device ended the program"), "{err}");
+}
+
 #[test]
 fn without_an_amd_device_the_runtime_is_not_opened() {
     let test = "hip_broken::without_an_amd_device_the_runtime_is_not_opened";

@@ -27,6 +27,7 @@ mod digest;
 mod dropout;
 mod elementary;
 mod embedding;
+pub mod exit_guard;
 mod gate;
 mod gated_norm;
 mod geglu;

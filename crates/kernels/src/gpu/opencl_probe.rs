@@ -29,7 +29,7 @@ pub(super) fn check() -> Result<(), String> {
 fn ask() -> Result<(), String> {
     let mut search = Search::default();
     let heard = |output: &[u8]| search.next(output, MARK).map_or(Heard::Nothing, |_| Heard::Everything);
-    let remedy = "remove it from /etc/OpenCL/vendors, or name those that work in OCL_ICD_FILENAMES";
+    let remedy = "remove it from /etc/OpenCL/vendors, or point OCL_ICD_VENDORS at a folder with those that work";
     match process::run(ARGUMENT, &[], SECONDS_MAX, heard)?.end {
         End::Done => Ok(()),
         End::Silent(seconds) => Err(format!("an OpenCL driver hangs: no answer for {seconds} seconds; {remedy}")),

@@ -9,6 +9,7 @@ use ::mpi::ffi::{self, MPI_Request, MPI_Status};
 use ::mpi::traits::{Communicator, CommunicatorCollectives};
 use ::mpi::{Threading, initialize_with_threading};
 use isobit_kernels::buffer::try_room;
+use isobit_kernels::gpu;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -371,6 +372,7 @@ fn all_done(requests: &mut Vec<MPI_Request>) -> bool {
 
 /// Ends all processes, this one too.
 fn abort(code: u8) {
+    gpu::exit_guard::disarm();
     // SAFETY: the world exists until MPI ends.
     unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, c_int::from(code)) };
 }
