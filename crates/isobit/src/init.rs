@@ -11,7 +11,7 @@ use isobit_autograd::Policy;
 use isobit_models::Config;
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::name::counted;
-use isobit_proof::regular;
+use isobit_proof::{chain, regular};
 use isobit_training::config::{self, KEYS, Section, Value};
 use isobit_training::data::{self, DataConfig, Report};
 use isobit_training::prepare::{RunError, model_config};
@@ -67,6 +67,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     check_replaced(output)?;
     sealed::check_target(output)?;
+    // The config of a run may lie in its folder.
+    let is_of_run = output.ends_with("config.toml") && output.with_file_name(chain::NAME).is_file();
+    if !is_of_run {
+        sealed::check_beside_run(output)?;
+    }
     for named in [&arguments.model, &arguments.data] {
         if named.to_str().is_none() {
             let message = format!("the name {} is not UTF-8, and a config cannot hold it", named.display());

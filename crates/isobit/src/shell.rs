@@ -2,6 +2,7 @@
 //! definitions as `--help`.
 
 use crate::Failure;
+use isobit_training::sealed;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -31,6 +32,8 @@ pub(crate) fn man(arguments: &ManArguments, command: clap::Command) -> Result<()
         let rendered = clap_mangen::Man::new(command).render(&mut text);
         return rendered.map_err(|error| Failure::output(&error)).and_then(|()| print(&text));
     };
+    let page = folder.join("isobit.1");
+    sealed::check_target(&page).and_then(|()| sealed::check_beside_run(&page))?;
     let made = std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder));
     made.map_err(|error| Failure {
         code: 7,

@@ -221,6 +221,7 @@ fn an_edited_record_is_found_where_it_was_edited() {
     let found = folder.run(&["replay", "run", "--steps", "3..6", "-q"]);
     assert_eq!(found.code, 1, "{}{}", found.out, found.err);
     assert!(found.out.contains("update 4: the chain agrees, but checkpoint-4 holds other numbers"), "{}", found.out);
+    assert!(found.out.contains("updates 3 to 6 agree with the chain, from checkpoint-2"), "{}", found.out);
     assert!(found.out.contains("recorded, ") && found.out.contains("(0x"), "{}", found.out);
     // From the changed checkpoint on, its weights are not those of the chain.
     let found = folder.run(&["replay", "run", "--steps", "5..6", "-q"]);
@@ -232,6 +233,58 @@ fn an_edited_record_is_found_where_it_was_edited() {
     edited.folder.as_mut().expect("a record").checkpoints.insert("checkpoint-4".to_string(), hash);
     edited.write(&folder.path("run")).expect("written");
     says(&["checkpoint-4/adapter_model.safetensors: its weights are not those of update 4 in the chain"]);
+}
+
+/// Metrics and chain are read before anything is cut or moved.
+#[test]
+fn a_refused_resume_changes_nothing() {
+    let folder = trained(None);
+    let resume = [&STEPS[..], &["--resume-from=checkpoint-2"]].concat();
+    let state = || {
+        let all = files(&folder.path("run")).into_iter().filter(|name| !name.ends_with(isobit_proof::Lock::NAME));
+        all.map(|name| (std::fs::read(folder.path("run").join(&name)).expect("read"), name)).collect::<Vec<_>>()
+    };
+    for (name, line) in [("chain.jsonl", 2), ("metrics.jsonl", 1)] {
+        let text = folder.text(&format!("run/{name}"));
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.remove(line);
+        folder.put(&format!("run/{name}"), lines.join("\n") + "\n");
+        let before = state();
+        folder.train("run", &resume).says(8, &[name, "does not match its record", "--resume-from checkpoint-N"]);
+        assert!(state() == before, "{name}");
+        folder.put(&format!("run/{name}"), &text);
+    }
+    let chain = folder.text("run/chain.jsonl");
+    std::fs::remove_file(folder.path("run/chain.jsonl")).expect("removed");
+    let before = state();
+    folder.train("run", &resume).says(8, &["chain.jsonl is missing", "put it back from a copy"]);
+    assert!(state() == before);
+    folder.put("run/chain.jsonl", &chain);
+    folder.train("run", &resume).says(0, &[]);
+    assert_eq!(folder.text("run/chain.jsonl"), chain);
+    assert_eq!(folder.run(&["verify", "run"]).code, 0);
+}
+
+/// No command puts a file where `verify` would find it; a config may lie in the folder of its run.
+#[test]
+fn nothing_is_written_into_a_run() {
+    let folder = trained(None);
+    let init = |output: &'static str| ["init", "model", "data.jsonl", "--force", "-o", output];
+    for output in ["run/config.resolved.toml", "run/other.toml", "run/tensorboard/config.toml", "run/final/a.toml"] {
+        folder.run(&init(output)).says(2, &["would be written into", "hint: "]);
+    }
+    for inside in ["run/final", "run/pages"] {
+        folder.run(&["man", "--folder", inside]).says(2, &["would be written into", "hint: "]);
+    }
+    folder.run(&["verify", "run"]).says(0, &[]);
+    folder.run(&init("run/config.toml")).says(0, &[]);
+    folder.run(&["verify", "run"]).says(0, &[]);
+    // Only names that runs write are what a crash may have left.
+    std::fs::create_dir(folder.path("run/.checkpoint-8.partial")).expect("a folder");
+    folder.run(&["verify", "run"]).says(0, &[]);
+    std::fs::create_dir(folder.path("run/.other.partial")).expect("a folder");
+    let found = folder.run(&["verify", "run"]);
+    assert!(found.code == 8 && found.out.contains(".other.partial: it does not belong"), "{}", found.out);
 }
 
 #[test]
