@@ -37,8 +37,11 @@ need(set(envelope) == {"payload", "payloadType", "signatures"} and envelope["pay
 need(all({"sig"} <= set(one) <= {"keyid", "sig"} and set(map(type, one.values())) == {str}
          for one in signatures), "a signature is not one of DSSE")
 if asked.key:
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    try:
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    except ImportError:
+        sys.exit("nothing was checked: a signature needs `pip install cryptography`")
     key = serialization.load_pem_public_key(asked.key.read_bytes())
     is_p256 = isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
     need(is_p256 or isinstance(key, ed25519.Ed25519PublicKey), "the key is not Ed25519 or P-256")
@@ -105,5 +108,6 @@ other = [one["name"] for one in subjects if one not in found["subject"]]
 need(not other, f"not as the statement says: {other}")
 need(written(found, sort_keys=True) == written(wanted, sort_keys=True), "a field is wrong")
 print(f"verified: {len(files)} files, signature", "valid" if asked.key else "not checked")
-note = "" if by != "verifier" or asked.challenge else "(not compared: give --challenge)"
-print(f"receipt {digest}: {count} of {most} segments replayed, chosen by {by}", given or "", note)
+note = "" if asked.challenge == given else " (not compared: give --challenge)"
+chosen = {"all": "", "self": ", chosen by the prover", "verifier": f", by challenge {given}{note}"}
+print(f"receipt {digest}: {count} of {most} segments replayed{chosen[by]}")

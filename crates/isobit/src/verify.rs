@@ -6,10 +6,12 @@ use isobit_proof::layout::checkpoint_step;
 use isobit_proof::name::{counted, harmless};
 use isobit_proof::statement::{self, Asked, Challenge, PublicKey, Reexecution};
 use isobit_proof::verify::{self, Finding, Report};
-use isobit_proof::{FileError, Lock};
+use isobit_proof::{FileError, Lock, receipt};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
+use isobit_training::config::Adapter;
 use isobit_training::{config, course};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +35,8 @@ pub(crate) struct Arguments {
     /// The statement must be signed with this key, Ed25519 or ECDSA on P-256: a public key in PEM
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// The statement must answer this challenge: the digits that were given to `prove`
+    /// The statement must answer this challenge, the digits that were given to `prove`, or replay
+    /// everything
     #[arg(long, value_name = "HEX", value_parser = challenge)]
     challenge: Option<String>,
     /// Print one JSON object
@@ -79,6 +82,12 @@ pub(crate) fn folder(path: &Path) -> Result<Report, Failure> {
     }
     let existed = path.exists();
     let report = verify::verify(path);
+    if path.is_dir()
+        && matches!(&report, Err(FileError::Missing { path: missing }) if *missing == path.join(receipt::NAME))
+    {
+        let message = format!("{} is neither a run folder nor a final folder", path.display());
+        return Err(Failure::usage(message, "name the folder that `train` wrote, where receipt.json is"));
+    }
     if existed && !path.exists() {
         let message = format!("{} was removed while it was read", path.display());
         return Err(Failure::usage(message, "a run prunes its checkpoints; name one that stays"));
@@ -98,7 +107,7 @@ pub(crate) fn folder(path: &Path) -> Result<Report, Failure> {
 fn has_saved_nothing(folder: &Path) -> bool {
     let Ok(mut entries) = std::fs::read_dir(folder) else { return false };
     let is_saved = |name: &std::ffi::OsStr| {
-        name == isobit_proof::receipt::NAME || name == FINAL || name.to_str().and_then(checkpoint_step).is_some()
+        name == receipt::NAME || name == FINAL || name.to_str().and_then(checkpoint_step).is_some()
     };
     !entries.any(|entry| entry.map_or(true, |entry| is_saved(&entry.file_name())))
 }
@@ -164,16 +173,37 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
     Ok(report)
 }
 
+/// What a run is made of, as far as this program knows it.
+fn check_identity(report: &mut Report, path: &Path, run: &config::Run, identity: &BTreeMap<String, String>) {
+    if identity.get("numerics").is_none_or(|version| version != isobit_numerics::VERSION) {
+        let what = format!(
+            "the run is of another numerics version than `{}`, which is replayed here",
+            isobit_numerics::VERSION
+        );
+        report.notes.push(what);
+    }
+    let starts = matches!(&run.adapter, Adapter::Lora(lora) if lora.resume_from.is_some());
+    if starts != identity.contains_key("start") {
+        let what = if starts {
+            "it names a starting adapter, the receipt none"
+        } else {
+            "it names no starting adapter, the receipt one"
+        };
+        report.findings.push(Finding { path: path.to_path_buf(), what: what.to_string() });
+    }
+}
+
 /// The config is the one whose digest the chain begins with, and the chain takes the course that it
 /// gives.
 fn check_config(report: &mut Report, folder: &Path) {
-    let Some(receipt) = &report.receipt else { return };
+    let Some(receipt) = report.receipt.clone() else { return };
     let path = folder.join(RESOLVED);
     let (made, has_finding) = (&receipt.made, report.findings.iter().any(|finding| finding.path == path));
     let what = match config::read(&path, &[]) {
         Ok(settled)
             if made.identity.get("run") == Some(&settled.run.digest()) && made.config == settled.run.influences() =>
         {
+            check_identity(report, &path, &settled.run, &made.identity);
             // Receipts of version 1 do not say how many rows there are.
             let (Some(chain), Some(rows)) = (&report.chain, made.rows) else { return };
             if let Some(what) = course::departure(&settled.run, rows, chain, made.finished) {

@@ -184,8 +184,8 @@ impl Manifest {
     /// lists must be as recorded. Other files may be present.
     pub fn check(folder: &Path) -> Result<Option<Self>, FileError> {
         match Self::read(folder) {
-            Err(FileError::Missing { path }) if is_result(folder) => {
-                Err(FileError::Altered { path, what: "it is missing, although a receipt is there".to_string() })
+            Err(FileError::Missing { path }) if is_of_run(folder) => {
+                Err(FileError::Altered { path, what: "it is missing from what a run has written".to_string() })
             }
             Err(FileError::Missing { .. }) => Ok(None),
             manifest => {
@@ -279,10 +279,12 @@ impl Manifest {
     }
 }
 
-/// Whether a folder without a manifest is what is left of the final folder of a run.
-fn is_result(folder: &Path) -> bool {
+/// Whether a folder without a manifest is what is left of a checkpoint or the final folder of a
+/// run.
+fn is_of_run(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).is_file();
-    has(receipt::NAME) && (has(layout::ADAPTER) || has(layout::MODEL))
+    let is_result = has(receipt::NAME) && (has(layout::ADAPTER) || has(layout::MODEL));
+    is_result || has(layout::STATE) && has(layout::OPTIMIZER)
 }
 
 fn digest(stored: &Stored<&BTreeMap<String, FileRecord>>) -> Hash {

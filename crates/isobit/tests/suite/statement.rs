@@ -254,3 +254,14 @@ fn hostile_envelopes_are_refused() {
         both(public, &text, true, "as it was written");
     }
 }
+
+/// What was proved stays proved when the run prunes the checkpoints that the replay began with.
+#[test]
+fn a_pruned_run_keeps_its_statement() {
+    let folder = trained(None);
+    folder.run(&["prove", "run", "-q"]).says(0, &[]);
+    folder.trained("run", &[&STEPS[..], &["--resume", "save_total_limit=1"]].concat());
+    let verified = folder.run(&["verify", "run"]);
+    let note = "note: replays of the statement began after other checkpoints";
+    assert!(verified.code == 0 && verified.out.contains(note), "{}{}", verified.out, verified.err);
+}

@@ -62,7 +62,13 @@ pub fn check(
         return Ok(());
     }
     let done = match said(&statement["predicate"]["isobit_reexecution"], receipt) {
-        Ok(done) => done,
+        Ok((done, as_now)) => {
+            if !as_now {
+                let what = "replays of the statement began after other checkpoints than those that are there now";
+                report.notes.push(what.to_string());
+            }
+            done
+        }
         Err(what) => {
             report.add_finding(path, what);
             return Ok(());
@@ -74,9 +80,13 @@ pub fn check(
     }
     if let Some(wanted) = asked.challenge
         && done.challenge != Challenge::Given(wanted.to_string())
-        && done.replayed.len() < done.segments.len()
     {
-        report.add_finding(path, format!("it does not answer the challenge {}", harmless(wanted, 128)));
+        if done.replayed.len() < done.segments.len() {
+            report.add_finding(path, format!("it does not answer the challenge {}", harmless(wanted, 128)));
+        } else {
+            let what = "the statement was not made for the challenge, but replays everything, as any would ask";
+            report.notes.push(what.to_string());
+        }
     }
     let subjects = match Subjects::read(receipt, folder) {
         // Which file it is has been found already.
@@ -95,8 +105,9 @@ pub fn check(
 }
 
 /// What a statement says was replayed, if that can be true: the segments are those of the receipt,
-/// and the challenge chooses the ones that were replayed.
-fn said(found: &Value, receipt: &Receipt) -> Result<Reexecution, &'static str> {
+/// and the challenge chooses the ones that were replayed. And whether replays would begin where it
+/// says today: a run may prune its checkpoints, and make them again.
+fn said(found: &Value, receipt: &Receipt) -> Result<(Reexecution, bool), &'static str> {
     let segment = receipt.segment.ok_or("the receipt is of version 1, which fixes no segments")?;
     let listed = found["segments"].as_array().ok_or("it does not say what was replayed")?;
     // Before anything is made for each of them: the numbers of a receipt may be huge.
@@ -111,7 +122,8 @@ fn said(found: &Value, receipt: &Receipt) -> Result<Reexecution, &'static str> {
         .map(|folder| folder.checkpoints.keys().filter_map(|name| checkpoint_step(name)).collect());
     let mut segments = divided(receipt.made.updates, segment, saved.as_ref().unwrap_or(&BTreeSet::new()));
     let froms = froms.ok_or("a segment does not say where its replay begins")?;
-    for (segment, from) in segments.iter_mut().zip(froms).filter(|_| saved.is_none()) {
+    let as_now = saved.is_none() || segments.iter().map(|segment| segment.from).eq(froms.iter().copied());
+    for (segment, from) in segments.iter_mut().zip(froms) {
         if from >= segment.first {
             return Err("a segment begins after its first update");
         }
@@ -130,7 +142,7 @@ fn said(found: &Value, receipt: &Receipt) -> Result<Reexecution, &'static str> {
     }
     let environment: Option<BTreeMap<String, String>> = serde_json::from_value(found["environment"].clone()).ok();
     let environment = environment.ok_or("its environment is not a list of texts")?;
-    Ok(Reexecution { segments, replayed, challenge, environment })
+    Ok((Reexecution { segments, replayed, challenge, environment }, as_now))
 }
 
 /// Hexadecimal digits in lower case.
