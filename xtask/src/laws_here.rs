@@ -86,8 +86,8 @@ pub(crate) fn ranks(scene: &Path, run: &str, count: usize, settings: &[&str]) ->
     Ok(())
 }
 
-/// Differing bits between logits with a cache and those of the full forward pass, and how many
-/// logits were compared.
+/// How many prefixes were computed with a cache, and the bits in which their logits differ from
+/// those of the full forward pass.
 pub(crate) fn cache(scene: &Path, settings: &[&str]) -> Result<(usize, u64), String> {
     let prepared = prepared(scene, "unused", settings).map_err(|error| error.to_string())?;
     let backend = cpu(1, CpuPath::best());
