@@ -124,11 +124,13 @@ impl Facts {
     /// The same, given up after a while: files of a card that hangs may never answer. None then.
     pub fn read_within(sources: &Sources, limit: Duration) -> Option<Result<Self, String>> {
         let (send, receive) = mpsc::channel();
-        let sources = sources.clone();
+        let cloned = sources.clone();
         // The thread is left behind if it hangs; it ends with the process.
-        std::thread::spawn(move || {
-            let _ = send.send(Self::read(&sources));
-        });
-        receive.recv_timeout(limit).ok()
+        let work = move || drop(send.send(Self::read(&cloned)));
+        match std::thread::Builder::new().spawn(work) {
+            Ok(_) => receive.recv_timeout(limit).ok(),
+            // The system has no thread to give.
+            Err(_) => Some(Self::read(sources)),
+        }
     }
 }

@@ -55,13 +55,19 @@ impl AuditFit {
         Ok(Self { on, memory, own, bytes, available })
     }
 
-    pub(crate) fn fits(&self) -> bool {
-        self.available.as_ref().is_none_or(|available| self.own.saturating_add(self.bytes) <= available.bytes)
+    /// None if nothing says how much there is.
+    pub(crate) fn fits(&self) -> Option<bool> {
+        let available = self.available.as_ref()?;
+        Some(self.own.saturating_add(self.bytes) <= available.bytes)
     }
 
     /// For people.
     pub(crate) fn line(&self) -> String {
-        let answer = if self.fits() { "fit" } else { "do not fit" };
+        let answer = match self.fits() {
+            Some(true) => "fit",
+            Some(false) => "do not fit",
+            None => "fit where there is memory for them, how much is unknown",
+        };
         match self.own {
             0 => format!("audits {answer}: {} on {}", size(self.bytes), self.on),
             own => {
@@ -71,7 +77,7 @@ impl AuditFit {
     }
 
     pub(crate) fn refusal(&self) -> Option<Failure> {
-        let available = self.available.as_ref().filter(|_| !self.fits())?;
+        let available = self.available.as_ref().filter(|_| self.fits() == Some(false))?;
         let (memory, audits, there) = (&self.memory, size(self.bytes), size(available.bytes));
         let needed = match self.own {
             0 => format!("the audits of this run need {audits} of {memory}"),

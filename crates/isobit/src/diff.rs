@@ -6,7 +6,7 @@
 //! differing tensors. The exit code is 0 or 1.
 
 use crate::Failure;
-use isobit_proof::chain;
+use crate::stderr::tell;
 use isobit_proof::difference::{
     self, ChainDifference, Difference, KeyDifference, MetricDifference, RunDifference, Shown, Tally, TensorDifference,
     TensorMismatch, Values, decimal,
@@ -14,6 +14,7 @@ use isobit_proof::difference::{
 use isobit_proof::name::harmless;
 use isobit_proof::receipt::{self, Receipt};
 use isobit_proof::safetensors::Dtype;
+use isobit_proof::{Manifest, chain};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
 use isobit_training::config::{self, KeyOfRuns};
 use serde::Serialize;
@@ -55,6 +56,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(path) = sides.into_iter().find(|path| path.is_file() && path.ends_with(chain::NAME)) {
         let message = format!("{} is the chain of a run, not a file of tensors", path.display());
         return Err(Failure::usage(message, "name the run folders: their chains are compared too"));
+    }
+    for (side, path) in ["A", "B"].into_iter().zip(sides) {
+        for folder in [path, &path.join(FINAL)] {
+            if let Err(error) = Manifest::check(folder) {
+                tell(&format!("note: {side} is not as it was written: {error}"));
+            }
+        }
     }
     let difference = difference::compare(&arguments.a, &arguments.b, usize::from(arguments.threads))?;
     let config = if difference.run.is_some() { differing_keys(&arguments.a, &arguments.b) } else { Vec::new() };
@@ -197,7 +205,7 @@ fn print_tensors(out: &mut impl Write, difference: &Difference, most: usize) -> 
     }
     match all.len().saturating_sub(most) {
         0 => Ok(()),
-        more => writeln!(out, "{more} more tensors: `--all` prints them"),
+        more => writeln!(out, "{more} more tensors: `isobit diff --all` prints them"),
     }
 }
 

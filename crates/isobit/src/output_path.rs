@@ -1,5 +1,5 @@
 //! Names that commands write to (`-o`): whether their folder is there, and whether they are inside
-//! of a run.
+//! a run.
 
 use crate::Failure;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub(crate) fn check_parent(path: &Path) -> Result<(), Failure> {
     Err(Failure { code: 7, message, hint: Some(hint.to_string()) })
 }
 
-/// Whether a new file would be one that the run does not have: inside of it, and not `own`.
+/// Whether a new file would be one that the run does not have: inside it, and not `own`.
 pub(crate) fn is_foreign_in(run: &Path, path: &Path, own: &str) -> bool {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (Ok(run), Ok(parent)) = (run.canonicalize(), parent.canonicalize()) else { return false };

@@ -136,7 +136,7 @@ pub(crate) fn print_split(
     for pool in &fit.pools {
         let (name, mut needed) = (&pool.name, format!("{} needed", size(pool.needed)));
         if pool.overhead > 0 {
-            needed += &format!(", {} of it beside buffers", size(pool.overhead));
+            needed = format!("{needed}, {} of it beside buffers", size(pool.overhead));
         }
         match &pool.available {
             Some(Available { bytes, of, .. }) => writeln!(out, "{name}: {needed}; {} available ({of})", size(*bytes))?,

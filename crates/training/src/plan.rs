@@ -276,7 +276,7 @@ struct Counted<'a> {
 }
 
 /// Counts two steps of an engine around `trainer`; on a device whose heap is known also steps over
-/// shorter rows, with packing one over short documents, and one after an evaluation.
+/// shorter rows. With packing, also a step over short documents; with evaluation, one after it.
 fn counted<L: MemoryLayout, E: Engine>(
     backend: &Counting<L>,
     trainer: Trainer<Counting<L>>,

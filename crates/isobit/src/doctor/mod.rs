@@ -84,8 +84,8 @@ fn answer(found: &[Finding]) -> Result<(), Failure> {
     if broken == 0 {
         return Ok(());
     }
-    let message = format!("{broken} {} not give the bits", if broken == 1 { "device does" } else { "devices do" });
-    Err(Failure::device(message, "do not train on a device that fails; the findings say more").told())
+    let message = format!("{broken} {}", if broken == 1 { "device fails" } else { "devices fail" });
+    Err(Failure::device(message, "do not train on it as it is; the findings say more").told())
 }
 
 /// Ends the process while a driver is busy on another thread: what libraries do at the end of a

@@ -198,8 +198,8 @@ pub(super) fn findings(facts: &Facts, checks: &[DeviceCheck]) -> Vec<Finding> {
     for check in checks {
         let (level, id, what, remedy) = match check.state {
             State::Failed => {
-                let remedy = "do not train on it; after a change of driver or compiler run this again";
-                (Level::Error, "device-fails", "is here, but does not give the bits", remedy)
+                let remedy = "do not train on it as it is; after a change of driver, memory or disk run this again";
+                (Level::Error, "device-fails", "is here, but fails", remedy)
             }
             State::Unusable => {
                 let remedy = "see the reason; run this again after a change";

@@ -26,7 +26,7 @@ pub(super) const RUNS_MAX: usize = LETTERS.len();
 
 /// How a run differs from the first one.
 pub(super) struct Compared {
-    /// The first logged step that differs.
+    /// The first step that differs: of the metrics, or of the chain if the runs log at other steps.
     pub(super) step: Option<u64>,
     /// As `isobit diff` prints it.
     pub(super) text: String,
@@ -111,8 +111,8 @@ fn put_runs(out: &mut String, runs: &[ShownRun]) {
     for name in ["updates", "first loss", "last loss", "best held-out", "tokens/s", "time"] {
         put!(out, "<th class=\"num\">{name}</th>");
     }
-    put!(out, "<th>weights</th></tr></thead>\n");
-    for (index, ShownRun { name, curves, config, hash, .. }) in runs.iter().enumerate() {
+    put!(out, "<th>weights</th><th>receipt</th></tr></thead>\n");
+    for (index, ShownRun { name, curves, config, hash, receipt, .. }) in runs.iter().enumerate() {
         let loss = |point: Option<&Point>| point.map_or("–".to_string(), |(_, value)| short(*value));
         let model = config.as_ref().map_or(String::new(), |config| escaped(&config.model));
         put!(
@@ -133,7 +133,11 @@ fn put_runs(out: &mut String, runs: &[ShownRun]) {
         for cell in cells {
             put!(out, "<td class=\"num\">{cell}</td>");
         }
-        put!(out, "<td class=\"mono\">{}</td></tr>\n", hash.as_deref().map_or("–".to_string(), escaped));
+        let receipt = receipt.as_ref().map(|receipt| receipt.digest.to_string()[..32].to_string());
+        for digest in [hash, &receipt] {
+            put!(out, "<td class=\"mono\">{}</td>", digest.as_deref().map_or("–".to_string(), escaped));
+        }
+        put!(out, "</tr>\n");
     }
     put!(out, "</table></section>\n");
 }

@@ -293,7 +293,7 @@ fn many_tensors_in_the_order_of_their_layers() {
     for (line, name) in lines[1..21].iter().zip(&names) {
         assert!(line.starts_with(&format!("{name}: max=")), "{line}");
     }
-    assert_eq!(lines[21], "10 more tensors: `--all` prints them");
+    assert_eq!(lines[21], "10 more tensors: `isobit diff --all` prints them");
     let (_, out, _) = diff(folder, &["a.safetensors", "b.safetensors", "--all"]);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines.len(), 31, "{out}");

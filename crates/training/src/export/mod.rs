@@ -122,8 +122,8 @@ fn finite(name: &str, values: &[f32]) -> Result<(), RunError> {
     }
 }
 
-/// Refuses a target that exists, since nothing is ever overwritten, and one inside of a folder that
-/// is complete.
+/// Refuses a target that exists, since nothing is ever overwritten, and one inside a folder that is
+/// complete.
 pub fn check_target(target: &Path) -> Result<(), RunError> {
     sealed::check_target(target)?;
     sealed::check_beside_run(target)?;

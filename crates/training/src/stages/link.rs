@@ -36,7 +36,7 @@ impl Shelf {
     /// A parcel for `length` numbers.
     ///
     /// BOUND: a link has as many parcels as were on their way at once, since one that is too small
-    /// is replaced; `parcels` says how many that are.
+    /// is replaced; `parcels` says how many there are.
     pub(crate) fn take(&self, length: usize) -> Parcel {
         let mut free = self.free();
         let fits = free.iter().position(|parcel| parcel.capacity() >= length);
