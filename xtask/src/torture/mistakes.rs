@@ -106,7 +106,7 @@ const MISTAKES: [Mistake; 73] = [
     row("no tokenizer", &[Remove("model/tokenizer.json")], TRAIN, &[2], &["tokenizer.json", "hint:"]),
     row("no config.json", &[Remove("model/config.json")], EVAL, &[2], &["config.json", "hint:"]),
     row("no weights", &[Remove("model/model.safetensors")], EVAL, &[2], &["safetensors"]),
-    row("a family that is not known", &[Replace("model/config.json", "qwen2", "gpt9")], EVAL, &[8], &["gpt9"]),
+    row("a family that is not known", &[Replace("model/config.json", "qwen2", "gpt9")], EVAL, &[2], &["gpt9"]),
     row("a broken config.json", &[Put("model/config.json", "{\"model_type\":")], EVAL, &[8], &["config.json"]),
     row("a download that was cut short", &[Cut("model/model.safetensors", 40_000)], EVAL, &[8], &["model.safetensors"]),
     row("a pointer of git LFS", &[Put("model/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")], EVAL, &[8], &["model.safetensors"]),
@@ -130,7 +130,7 @@ const MISTAKES: [Mistake; 73] = [
     row("resume without latest.json", &[Stopped, Remove("out/latest.json")], RESUME, &[8], &["--resume-from"]),
     row("checkpoints of another tool in output_dir", &[Folder("out/checkpoint-1"), Put("out/checkpoint-1/pytorch_model.bin", "x")], TRAIN, &[2], &["checkpoint-1"]),
     row("an adapter with a flipped bit", &[Flip("ours/adapter_model.safetensors")], "generate --model model --adapter ours --prompt x", &[8], &["adapter_model.safetensors"]),
-    row("an adapter of another model", &[Remove("ours/MANIFEST.json"), Replace("ours/adapter_config.json", "\"base_model_name_or_path\": \"model\"", "\"base_model_name_or_path\": \"Mistral-7B\""), Replace("ours/adapter_config.json", "\"r\": 8", "\"r\": 4")], "eval --model model --adapter ours --data pirate.jsonl", &[2, 8], &["Mistral-7B"]),
+    row("an adapter of another model", &[Remove("ours/MANIFEST.json"), Remove("ours/receipt.json"), Replace("ours/adapter_config.json", "\"base_model_name_or_path\": \"model\"", "\"base_model_name_or_path\": \"Mistral-7B\""), Replace("ours/adapter_config.json", "\"r\": 8", "\"r\": 4")], "eval --model model --adapter ours --data pirate.jsonl", &[2, 8], &["Mistral-7B"]),
 ];
 
 pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
