@@ -32,6 +32,9 @@ const ROWS_TO_HOLD_OUT_FROM: usize = 40;
 /// Longer rows are truncated unless the user raises this: memory grows with it.
 const LENGTH_MAX: usize = 2048;
 const LENGTH_MIN: usize = 64;
+/// One part in so many of the memory stays free, if a split can leave it: what other programs take
+/// meanwhile must not stop the run.
+const FREE_PART: u64 = 5;
 /// Column where the comments begin.
 const COLUMN: usize = 48;
 
@@ -130,14 +133,18 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
             return Ok(Split { micro_batch_size: 1, recomputation: Policy::Full, why });
         };
         let there = size(available.bytes);
-        if fit.plan.is_some() && fit.needed <= available.bytes / 5 * 4 {
-            split.why = format!("{rows}: the fastest that fits, {needed} of {there}");
+        if fit.plan.is_some() && fit.needed <= available.bytes / FREE_PART * (FREE_PART - 1) {
+            split.why = format!("{rows}: the fastest that leaves a fifth of the memory free, {needed} of {there}");
             return Ok(split);
         }
-        split.why = format!("warning: {rows} needs {needed}, but only {there} is available: lower `max_seq_length`");
+        split.why = if fit.fits() == Some(true) {
+            format!("{rows}: the smallest; it leaves less than a fifth of the memory free, {needed} of {there}")
+        } else {
+            format!("warning: {rows} needs {needed}, but only {there} is available: lower `max_seq_length`")
+        };
         smallest = Some(split);
     }
-    smallest.ok_or_else(|| Failure::usage("there is nothing to choose from", "this is a bug in the program"))
+    Ok(smallest.expect("there are policies and splits"))
 }
 
 /// The model's config, and the data as training would see it.
