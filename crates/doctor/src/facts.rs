@@ -94,6 +94,22 @@ pub struct Facts {
     pub python: Option<Python>,
 }
 
+/// Why the device files of AMD's cards cannot be used. Without a card nobody misses them.
+fn unusable_files(tree: &Tree, cards: &[Card]) -> Option<AccessProblem> {
+    if cards.is_empty() {
+        return None;
+    }
+    let devices = tree.path("/dev");
+    if !devices.join("kfd").exists() {
+        return Some(AccessProblem {
+            what: "the driver knows the card, but there is no /dev/kfd: this is a container that was not given it"
+                .to_string(),
+            remedy: "start the container with `--device=/dev/kfd --device=/dev/dri`".to_string(),
+        });
+    }
+    access_problem(&devices).map(|problem| AccessProblem { what: problem.what, remedy: problem.remedy.to_string() })
+}
+
 impl Facts {
     /// Reads everything. An error is one of the Python environment, which a user has named.
     pub fn read(sources: &Sources) -> Result<Self, String> {
@@ -107,10 +123,7 @@ impl Facts {
             command_line: system::command_line(&tree),
             kfd: tree.has_folder(amd::TOPOLOGY),
             displays: amd::display_addresses(&tree),
-            // Without a card nobody misses its files.
-            access_problem: access_problem(&tree.path("/dev"))
-                .filter(|_| !cards.is_empty())
-                .map(|problem| AccessProblem { what: problem.what, remedy: problem.remedy.to_string() }),
+            access_problem: unusable_files(&tree, &cards),
             cards,
             amdgpu: system::amdgpu(&tree),
             rocm: system::rocm(&tree),

@@ -1,5 +1,5 @@
-//! What a machine has, read from files the system keeps anyway: no driver is opened and nothing is
-//! linked. `facts.rs` collects it, one file per source; `rules.toml` lists the combinations that
+//! What a machine has, read from files the system keeps anyway: no library of a driver is loaded,
+//! and nothing is linked. `facts.rs` collects it, one file per source; `rules.toml` lists the combinations that
 //! are known not to work, and `rules.rs` applies it; `cards.toml` has the memory of cards by name,
 //! for plans; `text.rs` says it all in words.
 //!

@@ -1,7 +1,8 @@
 //! Every rule applies to a machine with its cause, and to none without it.
 
 use crate::machine::Machine;
-use isobit_doctor::{VARIABLES, rule_ids};
+use crate::snapshots;
+use isobit_doctor::{VARIABLES, findings_text, rule_ids};
 use isobit_kernels::gpu::hip::{APPENDING_VARIABLES, HIDING_VARIABLES};
 use std::collections::BTreeSet;
 
@@ -194,19 +195,25 @@ fn every_rule_applies_with_its_cause_and_not_without() {
     let tried: BTreeSet<&str> = TRIALS.iter().map(|trial| trial.id).collect();
     let ids = rule_ids();
     assert_eq!(tried, ids.iter().map(String::as_str).collect());
+    let mut said = String::new();
     for Trial { id, machine, cause, without } in TRIALS {
         let caused = || {
             let mut changed = Machine::of(machine);
             cause(&mut changed);
             changed
         };
-        assert!(caused().ids().iter().any(|found| found == id), "{id} does not apply: {:?}", caused().ids());
+        let machine = caused();
+        let found = isobit_doctor::findings(&machine.facts());
+        let applies: Vec<_> = found.into_iter().filter(|finding| finding.id == *id).collect();
+        assert!(!applies.is_empty(), "{id} does not apply: {:?}", caused().ids());
+        said += &findings_text(&applies).replace(machine.path("").display().to_string().trim_end_matches('/'), "");
         for (index, change) in without.iter().enumerate() {
             let mut changed = caused();
             change(&mut changed);
             assert!(!changed.ids().iter().any(|found| found == id), "{id} applies without cause {index}");
         }
     }
+    snapshots::check("rules", &said);
 }
 
 /// Two rules about one package must not send somebody in two directions.

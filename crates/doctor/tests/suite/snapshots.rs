@@ -11,7 +11,7 @@ fn report(machine: &Machine) -> String {
 }
 
 #[track_caller]
-fn check(name: &str, said: &str) {
+pub(crate) fn check(name: &str, said: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name).with_extension("txt");
     if std::env::var_os("TRYCMD").is_some_and(|value| value == "overwrite") {
         std::fs::write(&path, said).expect("written");

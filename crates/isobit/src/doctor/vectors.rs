@@ -18,12 +18,12 @@ use std::time::Duration;
 const FAILURES_MAX: usize = 3;
 /// Small cases of an op that a soak goes through, before it begins again.
 const CASES_MAX: usize = 30;
-/// Seconds for the devices together, and for each at least: one that was never used compiles its
+/// Seconds for all devices together, and for each at least: one that was never used compiles its
 /// kernels first, which may take minutes.
-const SECONDS_MAX: f64 = 4.0;
-const SECONDS_MIN: f64 = 0.5;
-/// How much longer a single kernel may be compiled.
-const SECONDS_MORE: f64 = 3.0;
+const ALL_DEVICES_SECONDS: f64 = 4.0;
+const DEVICE_SECONDS_MIN: f64 = 0.5;
+/// How much longer the kernel at hand may be compiled.
+const KERNEL_SECONDS_MORE: f64 = 3.0;
 /// Compilers of drivers need more stack than a thread has by default.
 const STACK_BYTES: usize = 64 << 20;
 
@@ -103,7 +103,7 @@ impl DeviceCheck {
 pub(super) type Opened = (String, Subject);
 
 /// Checks everything that computes; `told` hears of each as it is done. Devices are opened to be
-/// used again, or closed and given up if they take too long.
+/// used again, unless they fail, or closed and given up if they take too long.
 pub(super) fn check(
     used_again: bool,
     mut told: impl FnMut(&DeviceCheck) -> Result<(), Failure>,
@@ -111,7 +111,8 @@ pub(super) fn check(
     let (mut checks, mut subjects) = (Vec::new(), Vec::new());
     let mut add = |check: DeviceCheck, subject: Option<Subject>| -> Result<(), Failure> {
         told(&check)?;
-        subjects.extend(subject.map(|subject| (check.device.clone(), subject)));
+        let sound = subject.filter(|_| check.state != State::Failed);
+        subjects.extend(sound.map(|subject| (check.device.clone(), subject)));
         checks.push(check);
         Ok(())
     };
@@ -128,14 +129,13 @@ pub(super) fn check(
             other => {
                 let why = other.err().unwrap_or_else(|| "no device".to_string());
                 // Drivers that are there and break are worth a finding.
-                let is_broken = why.starts_with("an OpenCL driver ");
-                let state = if is_broken { State::Unusable } else { State::Absent };
+                let state = if gpu::driver_failure(api).is_some() { State::Unusable } else { State::Absent };
                 add(DeviceCheck::without_vectors(api.name().to_string(), String::new(), state, why), None)?;
                 continue;
             }
         };
         for (index, listing) in listings.into_iter().enumerate() {
-            let seconds = (SECONDS_MAX - clock.seconds()).max(SECONDS_MIN);
+            let seconds = (ALL_DEVICES_SECONDS - clock.seconds()).max(DEVICE_SECONDS_MIN);
             if used_again {
                 let (check, subject) = check_card(Selector { api, index }, &listing, seconds);
                 add(check, subject)?;
@@ -151,7 +151,7 @@ pub(super) fn check(
 /// behind.
 fn check_in_time(selector: Selector, listing: gpu::Listing, seconds: f64) -> DeviceCheck {
     let (device, name) = (listing.selector.clone(), listing.name.clone());
-    let checked = within(seconds + SECONDS_MORE, move || check_card(selector, &listing, seconds).0);
+    let checked = within(seconds + KERNEL_SECONDS_MORE, move || check_card(selector, &listing, seconds).0);
     checked.unwrap_or_else(|| {
         let why = "not checked: its driver compiles a kernel for longer than a check should take; \
                    `--soak 5m` waits for it";
@@ -192,15 +192,17 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
+/// The finding about a device that is wrong whenever it is tried.
+const DEVICE_FAILS: &str = "device-fails";
+const DEVICE_FAILS_REMEDY: &str =
+    "do not train on it as it is; after a change of driver, memory or disk run this again";
+
 /// What the checks say: devices that fail, and cards that no runtime shows.
 pub(super) fn findings(facts: &Facts, checks: &[DeviceCheck]) -> Vec<Finding> {
     let mut found = Vec::new();
     for check in checks {
         let (level, id, what, remedy) = match check.state {
-            State::Failed => {
-                let remedy = "do not train on it as it is; after a change of driver, memory or disk run this again";
-                (Level::Error, "device-fails", "is here, but fails", remedy)
-            }
+            State::Failed => (Level::Error, DEVICE_FAILS, "is here, but fails", DEVICE_FAILS_REMEDY),
             State::Unusable => {
                 let remedy = "see the reason; run this again after a change";
                 (Level::Warning, "device-cannot-be-used", "cannot be used", remedy)
@@ -224,8 +226,12 @@ pub(super) fn findings(facts: &Facts, checks: &[DeviceCheck]) -> Vec<Finding> {
         if shown >= count {
             continue;
         }
-        let absent = checks.iter().find(|check| check.device == api).and_then(|check| check.reasons.first());
-        let why = absent.cloned().unwrap_or_else(|| {
+        let of_api = checks.iter().find(|check| check.device == api);
+        // A driver that breaks has a finding of its own.
+        if of_api.is_some_and(|check| check.state == State::Unusable) {
+            continue;
+        }
+        let why = of_api.and_then(|check| check.reasons.first()).cloned().unwrap_or_else(|| {
             "variables like ROCR_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES hide cards, and so does a missing permission".into()
         });
         found.push(Finding {
@@ -249,8 +255,18 @@ pub(super) struct Soak {
     seconds: u64,
     rounds: usize,
     vectors: usize,
-    /// Devices with what they got wrong, and in which round.
-    wrong: Vec<(String, String)>,
+    wrong: Vec<Wrong>,
+}
+
+/// What a device got wrong in a soak.
+#[derive(Debug, Serialize)]
+struct Wrong {
+    device: String,
+    round: usize,
+    what: String,
+    /// Whether the same vectors gave the same wrong results again: those do not come from hardware
+    /// that fails now and then.
+    every_time: bool,
 }
 
 /// Something that can run test vectors again and again.
@@ -271,18 +287,36 @@ impl Soak {
         if !json {
             tell(&format!("test vectors are repeated for {} s", limit.as_secs()));
         }
-        while clock.seconds() < limit.as_secs_f64() {
+        let mut left: Vec<&(String, _)> = subjects.iter().collect();
+        while clock.seconds() < limit.as_secs_f64() && !left.is_empty() {
             let sample = Sample { skipped: soak.rounds * Sample::QUICK.per_op % CASES_MAX, ..Sample::QUICK };
             soak.rounds += 1;
-            for (device, subject) in subjects {
-                let checked = quietly(|| subject.repeat(sample, &mut || clock.seconds() < limit.as_secs_f64()));
-                soak.vectors += checked.compared;
-                if let Some(first) = checked.failures.first().filter(|_| soak.wrong.len() < WRONG_MAX) {
-                    soak.wrong.push((device.clone(), format!("round {}: {first}", soak.rounds)));
-                }
-            }
+            left.retain(|(device, subject)| {
+                let goes_on = &mut || clock.seconds() < limit.as_secs_f64();
+                soak.round(device, subject, sample, goes_on)
+            });
         }
         soak
+    }
+
+    /// One device and one sample; false if it is wrong every time and need not be tried again.
+    fn round(
+        &mut self,
+        device: &str,
+        subject: &impl Repeats,
+        sample: Sample,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        let checked = quietly(|| subject.repeat(sample, goes_on));
+        self.vectors += checked.compared;
+        let Some(first) = checked.failures.first() else { return true };
+        let again = quietly(|| subject.repeat(sample, &mut || true));
+        let every_time = again.failures.starts_with(&checked.failures);
+        if self.wrong.len() < WRONG_MAX {
+            let (device, what) = (device.to_string(), first.clone());
+            self.wrong.push(Wrong { device, round: self.rounds, what, every_time });
+        }
+        !every_time
     }
 
     pub(super) fn text(&self) -> String {
@@ -290,22 +324,32 @@ impl Soak {
         format!("{:<COLUMN$}{vectors} vectors in {rounds} rounds, {seconds} s, {} wrong\n", "soak", wrong.len())
     }
 
+    /// The first of every device.
     pub(super) fn findings(&self) -> Vec<Finding> {
-        let mut found: Vec<Finding> = Vec::new();
-        for (device, what) in &self.wrong {
-            if found.iter().any(|other| other.what.starts_with(&format!("{device} "))) {
-                continue;
-            }
-            found.push(Finding {
-                id: "suspect-hardware".to_string(),
-                level: Level::Error,
-                what: format!("{device} gave other bits when the test vectors were repeated"),
-                why: format!("results that change from time to time come from hardware: {what}"),
-                remedy: "check cooling, power and overclocking, run a memory test, and do not train on it".to_string(),
-                source: Vec::new(),
-            });
+        let is_first = |at: &usize| self.wrong[..*at].iter().all(|other| other.device != self.wrong[*at].device);
+        (0..self.wrong.len()).filter(is_first).map(|at| self.wrong[at].finding()).collect()
+    }
+}
+
+impl Wrong {
+    fn finding(&self) -> Finding {
+        let Self { device, round, what, every_time } = self;
+        let (id, said, why, remedy) = if *every_time {
+            let why = format!("wrong every time, so by its driver or compiler: {what}");
+            (DEVICE_FAILS, format!("{device} is here, but fails in further test vectors"), why, DEVICE_FAILS_REMEDY)
+        } else {
+            let why = format!("results that change from time to time come from hardware: round {round}: {what}");
+            let remedy = "check cooling, power and overclocking, run a memory test, and do not train on it";
+            ("suspect-hardware", format!("{device} gave other bits when the test vectors were repeated"), why, remedy)
+        };
+        Finding {
+            id: id.to_string(),
+            level: Level::Error,
+            what: said,
+            why,
+            remedy: remedy.to_string(),
+            source: Vec::new(),
         }
-        found
     }
 }
 
@@ -362,16 +406,21 @@ mod tests {
         let both = [check("hip:0", State::Conformant), check("hip:1", State::Conformant)];
         assert!(findings(&facts, &both).is_empty());
         assert_eq!(findings(&facts, &[check("hip", State::Absent)])[0].why, "why");
+        let broken = findings(&facts, &[check("hip", State::Unusable)]);
+        assert_eq!(broken.iter().map(|finding| finding.id.as_str()).collect::<Vec<_>>(), ["device-cannot-be-used"]);
     }
 
-    /// A processor that gives one result wrong, by a unit in the last place, and all others right.
-    #[derive(Default)]
+    /// A processor that gives results of some calls wrong, by a unit in the last place.
     struct Drift {
         calls: Cell<usize>,
+        is_wrong: fn(usize) -> bool,
     }
 
-    /// The call whose result is wrong.
-    const WRONG: usize = 5;
+    impl Drift {
+        fn new(is_wrong: fn(usize) -> bool) -> Self {
+            Self { calls: Cell::new(0), is_wrong }
+        }
+    }
 
     impl Observer<Cpu> for Drift {
         fn before(&self, _: &Cpu, _: Call, _: &mut Buffer<u8>) {}
@@ -380,7 +429,7 @@ mod tests {
             for output in outputs {
                 if let Output::F32(result) = output {
                     self.calls.set(self.calls.get() + 1);
-                    if self.calls.get() == WRONG
+                    if (self.is_wrong)(self.calls.get())
                         && let Some(value) = result.iter_mut().find(|value| **value != 0.0)
                     {
                         *value = f32::from_bits(value.to_bits() + 1);
@@ -397,26 +446,36 @@ mod tests {
     }
 
     #[test]
-    fn a_soak_finds_hardware_that_drifts_once() {
+    fn a_soak_tells_hardware_that_drifts_from_a_device_that_is_always_wrong() {
         let inner = || Cpu::new(1, Path::best()).expect("an available path");
-        let sound = ("cpu/sound".to_string(), Drift { calls: Cell::new(WRONG) });
-        let drifting = ("cpu/drifting".to_string(), Drift::default());
-        let subjects = [sound, drifting].map(|(name, observer)| (name, Observed { inner: inner(), observer }));
+        let subjects = [
+            ("cpu/sound", Drift::new(|_| false)),
+            ("cpu/drifting", Drift::new(|call| call == 5)),
+            ("cpu/broken", Drift::new(|_| true)),
+        ];
+        let subjects = subjects.map(|(name, observer)| (name.to_string(), Observed { inner: inner(), observer }));
         let soak = Soak::run(&subjects, Duration::from_secs(1), true);
+        let wrong: Vec<(&str, bool)> = soak.wrong.iter().map(|one| (one.device.as_str(), one.every_time)).collect();
+        assert_eq!(wrong, [("cpu/drifting", false), ("cpu/broken", true)], "each once");
         let found = soak.findings();
-        assert_eq!(found.iter().map(|finding| finding.id.as_str()).collect::<Vec<_>>(), ["suspect-hardware"]);
-        assert!(found[0].what.starts_with("cpu/drifting ") && found[0].level == Level::Error, "{found:?}");
-        assert_eq!(soak.wrong.len(), 1, "once: {:?}", soak.wrong);
+        let ids: Vec<&str> = found.iter().map(|finding| finding.id.as_str()).collect();
+        assert_eq!(ids, ["suspect-hardware", "device-fails"]);
+        assert!(found.iter().all(|finding| finding.level == Level::Error), "{found:?}");
+        assert!(found[0].what.starts_with("cpu/drifting ") && found[1].what.starts_with("cpu/broken "), "{found:?}");
     }
 
     #[test]
-    fn a_difference_in_a_soak_is_suspect_hardware() {
-        let wrong =
-            vec![("cuda:0".to_string(), "round 7: x".to_string()), ("cuda:0".to_string(), "round 9: y".to_string())];
-        let soak = Soak { seconds: 1, rounds: 9, vectors: 90, wrong };
+    fn a_device_is_told_of_once() {
+        let wrong = [("cuda:0", 7), ("cuda:0", 9), ("cuda:1", 9)].map(|(device, round)| Wrong {
+            device: device.to_string(),
+            round,
+            what: "x".to_string(),
+            every_time: false,
+        });
+        let soak = Soak { seconds: 1, rounds: 9, vectors: 90, wrong: wrong.into() };
         let found = soak.findings();
-        assert_eq!(found.len(), 1);
-        assert!(found[0].level == Level::Error && found[0].why.contains("round 7"), "{found:?}");
+        assert_eq!(found.len(), 2);
+        assert!(found[0].why.contains("round 7") && found[1].what.starts_with("cuda:1 "), "{found:?}");
         assert!(Soak { wrong: Vec::new(), ..soak }.findings().is_empty());
     }
 }

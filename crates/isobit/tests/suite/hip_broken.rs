@@ -97,6 +97,16 @@ fn commands_do_without_a_runtime_that_crashes() {
     assert!(code == Some(6) && err.contains("the HIP runtime (libamdhip64) crashed"), "{code:?} {err}");
     let (code, out, _) = ran(&["doctor"]);
     assert!(code == Some(0) && out.contains("the HIP runtime (libamdhip64) crashed"), "{code:?} {out}");
+    // One that lists no card is a finding, too.
+    let mut command = fake.command(&["doctor"]);
+    command.env("FAKE_HIP_CRASHES", "constructor").env("OCL_ICD_VENDORS", fake.path("none"));
+    let out = String::from_utf8(command.output().expect("the program starts").stdout).expect("text");
+    assert!(
+        out.contains(
+            "warning: hip cannot be used [device-cannot-be-used]\n  why: the HIP runtime (libamdhip64) crashed"
+        ),
+        "{out}"
+    );
     let folder = Folder::new(Shape::TINY);
     let mut command = training(&fake, &folder, "device=auto");
     command.env("FAKE_HIP_CRASHES", "hipMalloc").env("OCL_ICD_VENDORS", fake.path("none"));

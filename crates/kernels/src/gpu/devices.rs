@@ -1,6 +1,6 @@
 //! The available devices, and their names: `opencl:0`, `cuda:1`, `hip:0`.
 
-use super::{cuda, hip, opencl};
+use super::{cuda, hip, opencl, opencl_probe};
 use std::fmt;
 use std::str::FromStr;
 
@@ -78,6 +78,16 @@ pub fn list(api: Api) -> Result<Vec<Listing>, String> {
     };
     crate::float_state::restore();
     listings
+}
+
+/// What a driver of the API did to the child process that listed its devices, if it took it down:
+/// this process does not load it.
+pub fn driver_failure(api: Api) -> Option<String> {
+    match api {
+        Api::OpenCl => opencl_probe::check().err(),
+        Api::Hip => hip::failure(),
+        Api::Cuda => None,
+    }
 }
 
 /// Whether a device is a GPU. OpenCL also offers processors.

@@ -19,7 +19,7 @@ mod target;
 pub(super) use child::{configure, serve_as_compiler};
 pub use compiler::{OPTIONS, Request, compile, has_compiler};
 pub use listing::expect_device;
-pub(super) use listing::{list, serve_as_lister};
+pub(super) use listing::{failure, list, serve_as_lister};
 pub use process::stop_children_when;
 pub use settings::{APPENDING_VARIABLES, HIDING_VARIABLES};
 pub use system::{AccessProblem, access_problem};

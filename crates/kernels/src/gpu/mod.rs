@@ -71,7 +71,7 @@ mod weight_hopper;
 
 pub use cuda::{CompileOnly, CompiledKernel, CompiledProgram};
 pub use device::{Gpu, MatrixUnits};
-pub use devices::{Api, Listing, Selector, is_gpu, list};
+pub use devices::{Api, Listing, Selector, driver_failure, is_gpu, list};
 pub(crate) use memory::PendingRead;
 pub use memory::{GpuBuffer, MemoryLimit, OverLimit};
 pub use opencl::{EXACT_DIVISION_OPTION, OPTIONS as OPENCL_OPTIONS};

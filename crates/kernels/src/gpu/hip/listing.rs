@@ -43,12 +43,27 @@ pub(in crate::gpu) fn list() -> Result<Vec<Listing>, String> {
     if !settings.children {
         return list_here();
     }
+    check_asked(&settings)?;
+    found(&settings).listings.clone()
+}
+
+/// Why the runtime is not asked, if so.
+fn check_asked(settings: &Settings) -> Result<(), String> {
     settings.refusal()?;
     let is_named = NAMED.load(Ordering::Relaxed) || settings.open == Open::Always;
     if !is_named && !Path::new(system::DEVICES).join("kfd").exists() {
         return Err(system::why_no_device(system::DEVICES, &[]));
     }
-    found(&settings).listings.clone()
+    Ok(())
+}
+
+/// What the runtime did to the child that listed its cards, if it took it down.
+pub(in crate::gpu) fn failure() -> Option<String> {
+    let settings = settings::current();
+    if !settings.children || settings.is_child || check_asked(&settings).is_err() {
+        return None;
+    }
+    found(&settings).died.clone()
 }
 
 /// Whether the runtime may be opened in this process.
