@@ -120,17 +120,23 @@ impl Change {
     /// What a plan says of it, against that of the run as it is.
     fn advice(self, now: Need, then: Need) -> Advice {
         let sets: Vec<String> = self.sets.iter().map(|set| format!("--set {set}")).collect();
-        let mut effect = self.effect.to_string();
-        if self.same_bits && now.work_per_row > 0 && then.work_per_row > 0 {
-            if then.work_per_row < now.work_per_row {
-                let less = 100 - then.work_per_row.saturating_mul(100) / now.work_per_row;
-                effect = format!("{less} % less arithmetic");
-            } else if then.work_per_row > now.work_per_row {
-                let more = then.work_per_row.saturating_mul(100) / now.work_per_row - 100;
-                effect = format!("{more} % more arithmetic");
-            }
-        }
+        let arithmetic = if self.same_bits { compared(now.work_per_row, then.work_per_row) } else { None };
+        let effect = match (self.effect, arithmetic) {
+            (LESS_RECOMPUTED | MORE_RECOMPUTED, Some(arithmetic)) => arithmetic,
+            (effect, Some(arithmetic)) => format!("{arithmetic}; {effect}"),
+            (effect, None) => effect.to_string(),
+        };
         Advice { sets: sets.join(" "), need: then, same_bits: self.same_bits, effect, cuts_rows: self.cuts_rows }
+    }
+}
+
+/// The arithmetic of a row against what it was, if both were counted and it differs.
+fn compared(now: u64, then: u64) -> Option<String> {
+    match (now, then) {
+        (0, _) | (_, 0) => None,
+        (now, then) if then < now => Some(format!("{} % less arithmetic", 100 - then.saturating_mul(100) / now)),
+        (now, then) if then > now => Some(format!("{} % more arithmetic", then.saturating_mul(100) / now - 100)),
+        _ => None,
     }
 }
 
@@ -172,7 +178,7 @@ fn faster(run: &Run) -> Vec<Change> {
     let rows = run.rows_per_update();
     let together = u64::from(run.training.micro_batch_size);
     let policies = Policy::ALL.into_iter().take_while(|policy| *policy != run.training.recomputation);
-    changes.extend(policies.map(|policy| Change::of(run).policy(policy).because("less is recomputed")));
+    changes.extend(policies.map(|policy| Change::of(run).policy(policy).because(LESS_RECOMPUTED)));
     let larger = [rows, rows / 2, rows / 4];
     let divides = |size: &u64| *size > together && *size > 0 && rows.is_multiple_of(*size);
     let may_be_larger = run.training.gradient_groups == 1 && run.devices.len() == 1;
@@ -208,13 +214,13 @@ fn smaller(run: &Run) -> Vec<Change> {
     }
     let half = u64::from(run.training.micro_batch_size / 2);
     if half > 1 && run.rows_per_update().is_multiple_of(half) {
-        changes.push(Change::of(run).evaluated(half as u32).micro_batch(half).because("the same arithmetic"));
+        changes.push(Change::of(run).evaluated(half as u32).micro_batch(half).because("smaller micro-batches"));
     }
-    changes.push(one(Change::of(run)).because("the same arithmetic"));
+    changes.push(one(Change::of(run)).because("smaller micro-batches"));
     for policy in [Policy::Selective, Policy::Full] {
         if place(policy) > place(run.training.recomputation) {
-            changes.push(Change::of(run).policy(policy).because(RECOMPUTED));
-            changes.push(one(Change::of(run)).policy(policy).because(RECOMPUTED));
+            changes.push(Change::of(run).policy(policy).because(MORE_RECOMPUTED));
+            changes.push(one(Change::of(run)).policy(policy).because(MORE_RECOMPUTED));
         }
     }
     let full = |change: Change| {
@@ -260,7 +266,8 @@ fn smaller(run: &Run) -> Vec<Change> {
 }
 
 /// The effect of a policy whose arithmetic is not compared.
-const RECOMPUTED: &str = "more is recomputed";
+const LESS_RECOMPUTED: &str = "less is recomputed";
+const MORE_RECOMPUTED: &str = "more is recomputed";
 
 /// What to do where no setting helps.
 const NO_SETTING: &str = "no setting makes it fit: take a smaller base model, or a device with more memory";
@@ -293,7 +300,7 @@ impl Suggestions {
             }
             _ if self.0.is_empty() => return Ok(()),
             Some(false) => writeln!(out, "these settings fit:")?,
-            _ => writeln!(out, "these settings also fit, and are faster:")?,
+            _ => writeln!(out, "these settings also fit, and may be faster:")?,
         }
         for Advice { sets, need, same_bits, effect, .. } in &self.0 {
             let bits = if *same_bits { "same bits" } else { "" };

@@ -194,13 +194,22 @@ impl MemoryFit {
             format!("{} is available ({})", size(available.bytes), available.of)
         });
         let message = format!("this run needs {least}{} on {}, {there}", size(self.needed), self.device);
-        Some(Failure { code: 4, message, hint })
+        Some(Failure { code: 4, message: message + &self.items(), hint })
+    }
+
+    /// What the memory is for, as a line of its own.
+    fn items(&self) -> String {
+        let Some(plan) = &self.plan else { return String::new() };
+        let items = plan.items.iter().filter(|(_, bytes)| **bytes > 0);
+        let items = items.map(|(item, bytes)| format!("{} {}", item.name(), size(*bytes as u64)));
+        format!("\n  {}", items.collect::<Vec<_>>().join(", "))
     }
 }
 
 /// Refuses a run that does not fit according to the plan, beside the other ranks of this machine.
 /// Returns how many numbers it trains; if no plan can be made, the next step reports why.
 pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<Option<u64>, Failure> {
+    check_evaluation(run)?;
     let Ok(fit) = memory_fit(run, given, ranks) else { return Ok(None) };
     let trained = fit.plan.as_ref().map(|plan| plan.trained_count as u64);
     if fit.fits() != Some(false) {
@@ -210,14 +219,25 @@ pub(crate) fn check(run: &Run, ranks: Ranks, given: &Given) -> Result<Option<u64
     fit.refusal(first.as_ref()).map_or(Ok(trained), Err)
 }
 
+/// Refuses to evaluate more at once than a plan lays out. Micro-batches that are as large have
+/// answers of their own.
+pub(crate) fn check_evaluation(run: &Run) -> Result<(), Failure> {
+    let (rows, length) = (evaluated(run) as u64, u64::from(run.training.max_seq_length));
+    if rows * length <= TOKENS_MAX || rows <= u64::from(run.training.micro_batch_size) {
+        return Ok(());
+    }
+    let message = format!("evaluating {rows} rows of {length} tokens at once is more than a plan counts");
+    Err(Failure { code: 4, message, hint: Some("lower `eval.micro_batch_size`".to_string()) })
+}
+
 /// Plans a run for its device: one of this machine, or any device whose memory or name is given.
 pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<MemoryFit, Failure> {
     memory_limits::check(&given.memories, 1)?;
+    check_evaluation(run)?;
     let device = planned(&[Chosen::of(run)?], 0, given, ranks)?;
     let model = model_config(&run.base_model)?;
-    let together = evaluated(run).max(run.training.micro_batch_size as usize) as u64;
-    let tokens = together * u64::from(run.training.max_seq_length);
-    let least = least_bytes(&model, u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length));
+    let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
+    let least = least_bytes(&model, tokens);
     let on_host = matches!(device.kind, PlannedDevice::Cpu { .. });
     let bound = device.available.as_ref().map(|available| available.bytes);
     // Offloaded activations are bounded by the memory of the host.

@@ -186,6 +186,7 @@ pub(crate) fn split_json(
             "of": pool.name, "needed_bytes": pool.needed,
             "available_bytes": pool.available.as_ref().map(|available| available.bytes),
             "available_of": pool.available.as_ref().map(|available| available.of.as_str()),
+            "overhead_bytes": pool.overhead,
         })
     });
     let mut value = serde_json::json!({
@@ -272,6 +273,10 @@ pub(crate) fn json(
     if fit.plan.is_some() {
         value[format!("{}_bytes", overhead_label(fit.on_host).0)] = fit.overhead.into();
     }
+    let moments = fit.plan.iter().flat_map(|plan| moments(plan, fit.on_host)).map(|moment| {
+        serde_json::json!({"name": moment.name, "bytes": moment.bytes, "on_device": moment.on_device.is_some()})
+    });
+    value["moments"] = moments.collect();
     value["needed_bytes"] = fit.needed.into();
     value["available_bytes"] = fit.available.as_ref().map(|available| available.bytes).into();
     value["available_of"] = fit.available.as_ref().map(|available| available.of.as_str()).into();

@@ -163,14 +163,16 @@ impl SplitFit {
     /// The failure of a run that does not fit, with the first thing to try.
     pub(crate) fn refusal(&self, first: Option<&Advice>) -> Option<Failure> {
         let short = self.pools.iter().filter(|pool| pool.missing().is_some()).map(|pool| {
-            let available = pool.available.as_ref().map_or(0, |available| available.bytes);
-            format!("{} needs {} of {}", pool.name, size(pool.needed), size(available))
+            let there = pool.available.as_ref().map_or(String::new(), |available| {
+                format!(", {} is available ({})", size(available.bytes), available.of)
+            });
+            format!("{} needs {}{there}", pool.name, size(pool.needed))
         });
         let short: Vec<String> = short.collect();
         if short.is_empty() {
             return None;
         }
-        let message = format!("this run does not fit as {}: {}", self.counts(), short.join(", "));
+        let message = format!("this run does not fit as {}: {}", self.counts(), short.join("; "));
         Some(Failure { code: 4, message, hint: Some(advice::hint(first)) })
     }
 
@@ -202,6 +204,7 @@ impl SplitFit {
 pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitFit, Failure> {
     let devices = Chosen::all_of(run)?;
     memory_limits::check(&given.memories, devices.len())?;
+    fits::check_evaluation(run)?;
     let planned = (0..devices.len()).map(|at| fits::planned(&devices, at, given, ranks));
     let planned = planned.collect::<Result<Vec<_>, _>>()?;
     // Numbers for each entry of one device add up; one number is said of it once.

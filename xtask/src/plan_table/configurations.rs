@@ -106,8 +106,10 @@ impl Configuration {
             0 => String::new(),
             rows => format!("[eval]\npath = \"rows.jsonl\"\neval_steps = 1\nmicro_batch_size = {rows}\n"),
         };
+        // As many everywhere: each has stacks and workspaces of its own.
+        let threads = if *adapter == FULL { 2 } else { 1 };
         format!(
-            "base_model = \"{}\"\noutput_dir = \"run\"\nseed = 1\ndevice = \"{device}\"\n{top}\n[[datasets]]\n\
+            "base_model = \"{}\"\noutput_dir = \"run\"\nseed = 1\ndevice = \"{device}\"\nthreads = {threads}\n{top}\n[[datasets]]\n\
              path = \"rows.jsonl\"\n\n{eval}\n[training]\nmax_seq_length = {tokens}\nmicro_batch_size = {rows}\n\
              gradient_accumulation_steps = {MICRO_BATCHES}\nmax_steps = {STEPS}\nlearning_rate = 1e-4\n\
              gradient_checkpointing = \"{checkpointing}\"\nsave_steps = 1\n\n[adapter]\n{adapter}\n",

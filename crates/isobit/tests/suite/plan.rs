@@ -95,6 +95,14 @@ fn absurd_sizes_are_not_counted() {
     folder
         .train("out", &["training.micro_batch_size=65536", "max_seq_length=1048576"])
         .says(4, &["at least", "--no-plan"]);
+    // Evaluations too, on one device and on several.
+    let evaluated = ["eval.path=data.jsonl", "eval.micro_batch_size=65536", "max_seq_length=4096"];
+    let says = ["evaluating 65536 rows of 4096 tokens at once", "hint: lower `eval.micro_batch_size`"];
+    let sets: Vec<&str> = evaluated.iter().flat_map(|set| ["--set", set]).collect();
+    for device in ["cpu", "cpu,cpu"] {
+        folder.run(&[&["plan", "config.toml", "--device", device], &sets[..]].concat()).says(4, &says);
+    }
+    folder.train("out", &evaluated).says(4, &says);
     assert!(!folder.has("out"));
 }
 
@@ -249,7 +257,7 @@ fn the_host_must_hold_a_checkpoint() {
     };
     for (device, needs) in [
         ("hip:0", "saving a checkpoint beside the rows of data needs 1.43 GiB of host memory, "),
-        ("hip:0,hip:1", "host memory needs 1.43 GiB of "),
+        ("hip:0,hip:1", "host memory needs 1.43 GiB, "),
     ] {
         for command in ["plan", "train"] {
             let ran = under(1_200_000, command, device);
