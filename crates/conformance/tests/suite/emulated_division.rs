@@ -58,14 +58,14 @@ fn operand(index: u64) -> u32 {
 
 fn memory(card: &Card, words: &[u32]) -> Handle {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let handle = card.allocate(bytes.len(), Lifetime::Passing).expect("memory");
+    let handle = card.allocate(bytes.len(), Lifetime::Other).expect("memory");
     card.write(handle, &bytes).expect("a write");
     handle
 }
 
 fn results(settings: Settings, operands: &[u32]) -> Vec<u32> {
     let card = Card::new(settings);
-    let (input, output) = (memory(&card, operands), card.allocate(PAIRS * 12, Lifetime::Passing).expect("memory"));
+    let (input, output) = (memory(&card, operands), card.allocate(PAIRS * 12, Lifetime::Other).expect("memory"));
     let program = card.compile(&SOURCE.concat(), Language::Portable, &[]).expect("it compiles");
     let kernel = card.kernel(program, "divide").expect("a kernel");
     let arguments = [Argument::Memory(output, 0), Argument::Memory(input, 0)];

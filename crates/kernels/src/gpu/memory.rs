@@ -125,12 +125,12 @@ impl Drop for Memory {
 impl<T: Element> GpuBuffer<T> {
     /// Uninitialised.
     pub(super) fn new(gpu: &Gpu, length: usize) -> Self {
-        Self::allocated(gpu, length, Lifetime::Passing)
+        Self::allocated(gpu, length, Lifetime::Other)
     }
 
     /// Uninitialised, for what stays through the micro-batches of an update.
     pub(super) fn lasting(gpu: &Gpu, length: usize) -> Self {
-        Self::allocated(gpu, length, Lifetime::Lasting)
+        Self::allocated(gpu, length, Lifetime::Update)
     }
 
     fn allocated(gpu: &Gpu, length: usize, lifetime: Lifetime) -> Self {

@@ -74,7 +74,7 @@ pub trait Runtime {
     /// Bytes to which the offset of [`Argument::Memory`] must be aligned.
     fn alignment(&self) -> usize;
     /// Uninitialised; at least one byte. A runtime that knows where its buffers lie places those
-    /// that last apart.
+    /// of an update apart.
     fn allocate(&self, bytes: usize, lifetime: Lifetime) -> Answer<Handle>;
     fn release(&self, memory: Handle);
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()>;

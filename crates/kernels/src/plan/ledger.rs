@@ -172,7 +172,7 @@ mod tests {
     fn the_peak_remembers_who_held_what() {
         let ledger = Ledger::default();
         let at = Location::caller();
-        let claim = |kind, bytes| ledger.claim(kind, bytes, Lifetime::Passing, at);
+        let claim = |kind, bytes| ledger.claim(kind, bytes, Lifetime::Other, at);
         let first = claim(MemoryKind::Rows, 10);
         let second = claim(MemoryKind::Weight, 5);
         drop(first);

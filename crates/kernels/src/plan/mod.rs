@@ -124,7 +124,7 @@ impl<L: MemoryLayout> Counting<L> {
     }
 
     fn buffer<T: Element>(&self, length: usize, at: &'static Location<'static>) -> CountedBuffer<T> {
-        self.buffer_for(Lifetime::Passing, length, at)
+        self.buffer_for(Lifetime::Other, length, at)
     }
 
     fn buffer_for<T: Element>(
@@ -140,12 +140,12 @@ impl<L: MemoryLayout> Counting<L> {
 
     fn host_buffer<T: Element>(&self, length: usize, at: &'static Location<'static>) -> CountedBuffer<T> {
         let bytes = length.checked_mul(size_of::<T>()).expect("a buffer's byte length fits the address space");
-        let claim = self.host.claim(MemoryKind::Buffer(T::NAME), bytes, Lifetime::Passing, at);
+        let claim = self.host.claim(MemoryKind::Buffer(T::NAME), bytes, Lifetime::Other, at);
         CountedBuffer { length, _claim: claim, element: PhantomData }
     }
 
     fn claim(&self, kind: MemoryKind, bytes: usize, at: &'static Location<'static>) -> Claim {
-        self.ledger.claim(kind, bytes, Lifetime::Passing, at)
+        self.ledger.claim(kind, bytes, Lifetime::Other, at)
     }
 }
 
@@ -198,7 +198,7 @@ impl<L: MemoryLayout> Device for Counting<L> {
 
     #[track_caller]
     fn lasting_zeros<T: Element>(&self, length: usize) -> CountedBuffer<T> {
-        self.buffer_for(Lifetime::Lasting, length, Location::caller())
+        self.buffer_for(Lifetime::Update, length, Location::caller())
     }
 
     #[track_caller]
@@ -257,7 +257,7 @@ impl<L: MemoryLayout> Device for Counting<L> {
     #[track_caller]
     fn save_quantized(&self, weight: CountedQuantizedWeight) -> CountedQuantizedWeight {
         let (shape, bytes) = (weight.shape, self.like.host_quantized_bytes(weight.shape));
-        let claim = self.host.claim(MemoryKind::Weight, bytes, Lifetime::Passing, Location::caller());
+        let claim = self.host.claim(MemoryKind::Weight, bytes, Lifetime::Other, Location::caller());
         CountedQuantizedWeight { shape, _claim: claim }
     }
 
@@ -281,7 +281,7 @@ impl<L: MemoryLayout> Device for Counting<L> {
     #[track_caller]
     fn weight(&self, count: usize, shape: SliceShape) -> CountedWeight {
         let (bytes, at) = (self.like.weight_bytes(count, shape), Location::caller());
-        let claim = self.ledger.claim(MemoryKind::Weight, bytes, Lifetime::Lasting, at);
+        let claim = self.ledger.claim(MemoryKind::Weight, bytes, Lifetime::Update, at);
         CountedWeight { shape, count, _claim: claim }
     }
 
