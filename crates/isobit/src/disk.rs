@@ -31,7 +31,7 @@ impl DiskFit {
         let trained = trained_count.saturating_mul(number);
         let last = match run.adapter {
             Adapter::Lora(_) | Adapter::Full => trained,
-            Adapter::LastBlocks(_) => trained.saturating_add(overhead::of_weight_files(run)),
+            Adapter::LastBlocks(_) => trained.saturating_add(overhead::mapped_weight_bytes(run)),
         };
         Self {
             checkpoint: trained_count.saturating_mul(PER_NUMBER),

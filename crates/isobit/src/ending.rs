@@ -29,6 +29,8 @@ struct Ending {
     hash: String,
     seconds: f64,
     tokens: usize,
+    /// Tokens and seconds of updates alone.
+    updates: (f64, f64),
     from_step: u64,
     peak_bytes: u64,
     /// The peak of the own memory of each device, by name, where it has any.
@@ -77,6 +79,7 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
         hash: hash(&run.output_dir.join(FINAL))?,
         seconds: console.seconds_of_training(),
         tokens: console.tokens,
+        updates: console.logged,
         from_step: console.from_step,
         peak_bytes: crate::bench::peak_resident_bytes(),
         devices: console.devices(),
@@ -106,9 +109,10 @@ pub(crate) fn hash(folder: &Path) -> Result<String, FileError> {
 }
 
 impl Ending {
-    /// None if this process did no update.
+    /// Of updates, without evaluations and saves; None if this process did none.
     fn tokens_per_second(&self) -> Option<f64> {
-        (self.tokens > 0).then(|| self.tokens as f64 / self.seconds.max(1e-9))
+        let (tokens, seconds) = self.updates;
+        (tokens > 0.0).then(|| tokens / seconds.max(1e-9))
     }
 }
 
@@ -118,17 +122,18 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     let mut lines = Vec::new();
     let early = if ending.early { ", stopped early" } else { "" };
     let resumed = if *from_step > 0 { format!(" ({from_step} before resuming)") } else { String::new() };
-    let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s"));
+    let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s in updates"));
     let device = on_devices(&ending.devices);
     lines.push(format!(
         "finished after {}{early}{resumed} in {}{speed}; peak memory {}, with pages of weight files{device}",
         counted(*step, "update"),
-        if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
+        seconds(ending.seconds),
         size(ending.peak_bytes)
     ));
     if ending.ranks > 1 {
         let share = 100.0 * ending.communication / ending.seconds.max(1e-9);
-        lines.push(format!("  {} ranks, {:.1}s in communication ({share:.0}%)", ending.ranks, ending.communication));
+        let seconds = seconds(ending.communication);
+        lines.push(format!("  {} ranks, {seconds} in communication ({share:.0}%)", ending.ranks));
     }
     if let Some(agreed) = &ending.agreed {
         lines.push(format!("  {}", agreed.line()));
@@ -154,14 +159,19 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     lines
 }
 
-/// `, 1.20 GiB on the device`, or the same of each device of a list by its name.
+/// `, 1.20 GiB on cuda:0` of each device that has memory of its own.
 fn on_devices(devices: &[(String, Option<u64>)]) -> String {
-    let with_memory = devices.iter().filter_map(|(name, bytes)| bytes.map(|bytes| (name, size(bytes))));
-    let one = |(name, bytes): (&String, String)| match devices {
-        [_] => format!(", {bytes} on the device"),
-        _ => format!(", {bytes} on {name}"),
-    };
-    with_memory.map(one).collect()
+    let one = |(name, bytes): &(String, Option<u64>)| Some(format!(", {} on {name}", size((*bytes)?)));
+    devices.iter().filter_map(one).collect()
+}
+
+/// `12 ms`, `4.2s`, `2m 05s`
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        ..1.0 => format!("{:.0} ms", 1e3 * seconds),
+        ..60.0 => format!("{seconds:.1}s"),
+        _ => time(seconds),
+    }
 }
 
 /// What is wrong with a run that ended without an error.
@@ -252,7 +262,7 @@ mod tests {
             peaks.iter().map(|(name, bytes)| ((*name).to_string(), *bytes)).collect()
         };
         assert_eq!(on_devices(&all(&[("cpu", None)])), "");
-        assert_eq!(on_devices(&all(&[("cuda:0", Some(3 << 29))])), ", 1.50 GiB on the device");
+        assert_eq!(on_devices(&all(&[("cuda:0", Some(3 << 29))])), ", 1.50 GiB on cuda:0");
         let list = all(&[("cuda:0", Some(1 << 30)), ("cpu", None), ("cuda:1", Some(2 << 30))]);
         assert_eq!(on_devices(&list), ", 1.00 GiB on cuda:0, 2.00 GiB on cuda:1");
     }

@@ -111,7 +111,7 @@ impl HostFit {
             (_, false) => "what this run offloads",
         };
         // Weights are mapped while they are loaded.
-        let available = if is_here { free_beside(overhead::of_weight_files(run), ranks.here) } else { None };
+        let available = if is_here { free_beside(overhead::mapped_weight_bytes(run), ranks.here) } else { None };
         let needed = ((plan.bytes_beside_device() + plan.bytes_ranks) as u64).saturating_add(process);
         Self { needed, available, what }
     }
@@ -255,9 +255,9 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
             let overhead = overhead::of_process(run, model.vocabulary, threads, plan.bytes_on_host() as u64);
             if given.memories.is_empty() {
                 let needed = (plan.bytes_on_host() + plan.bytes_ranks) as u64 + overhead;
-                let mapped = overhead::of_weight_files(run);
-                let mapped = mapped.saturating_add(overhead::of_samples(run, &plan, mapped));
-                available = free_beside(overhead::of_address_space(run, mapped, threads, needed), ranks.here);
+                let mapped = overhead::mapped_weight_bytes(run);
+                let mapped = mapped.saturating_add(overhead::address_space_of_samples(run, &plan, mapped));
+                available = free_beside(overhead::address_space(run, mapped, threads, needed), ranks.here);
             }
             (plan, None, overhead)
         }
@@ -275,24 +275,23 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
         }
     };
     let counted = if on_host { plan.bytes_on_host() + plan.bytes_ranks } else { plan.bytes_on_device() };
-    let (needed, available) = against(counted as u64, overhead, available, own);
+    let (needed, available) = binding_limit(counted as u64, overhead, available, own);
     Ok(MemoryFit { plan: Some(plan), device: name, needed, overhead, on_host, is_here, available, host, is_estimate })
 }
 
 /// What is needed, and which memory must hold it: `--memory` holds buffers alone, the memory of a
-/// device also what is beside them. If both are limits, the one that is exceeded counts.
-pub(crate) fn against(
+/// device also what is beside them. If both are limits, the one that leaves less for buffers counts.
+pub(crate) fn binding_limit(
     counted: u64,
     beside: u64,
     available: Option<Available>,
     own: Option<Available>,
 ) -> (u64, Option<Available>) {
     let all = counted.saturating_add(beside);
-    let only_buffers = available.as_ref().is_some_and(|available| available.of_buffers);
-    let exceeds = available.as_ref().is_some_and(|available| counted > available.bytes);
-    match own.filter(|own| only_buffers && !exceeds && all > own.bytes) {
+    let Some(limit) = available.as_ref().filter(|available| available.of_buffers) else { return (all, available) };
+    match own.filter(|own| own.bytes.saturating_sub(beside) < limit.bytes) {
         Some(own) => (all, Some(own)),
-        None => (if only_buffers { counted } else { all }, available),
+        None => (counted, available),
     }
 }
 
@@ -488,11 +487,12 @@ mod tests {
     fn the_memory_of_a_card_counts_beside_a_limit() {
         let available = |bytes, of: &str| Some(Available { bytes, of: of.to_string(), of_buffers: of == "limit" });
         let settled = |counted, limit, own| {
-            let (needed, available) = against(counted, 5, available(limit, "limit"), available(own, "card"));
+            let (needed, available) = binding_limit(counted, 5, available(limit, "limit"), available(own, "card"));
             (needed, available.map(|available| available.of))
         };
-        assert_eq!(settled(50, 100, 60), (50, Some("limit".to_string())));
-        assert_eq!(settled(50, 100, 54), (55, Some("card".to_string())), "with what its driver takes");
-        assert_eq!(settled(50, 40, 20), (50, Some("limit".to_string())));
+        assert_eq!(settled(50, 100, 106), (50, Some("limit".to_string())));
+        assert_eq!(settled(50, 100, 104), (55, Some("card".to_string())), "with what its driver takes");
+        assert_eq!(settled(50, 40, 60), (50, Some("limit".to_string())));
+        assert_eq!(settled(50, 40, 20), (55, Some("card".to_string())));
     }
 }

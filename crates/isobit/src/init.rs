@@ -27,6 +27,9 @@ const EPOCHS: usize = 3;
 /// only if rows are short. Memory is not monotonic: the first split of a policy may need more than
 /// the last split of the policy before.
 const SPLITS: [usize; 4] = [8, 4, 2, 1];
+/// Updates between two checkpoints, at least. All of them are kept, so that any part of the run can
+/// be replayed from near.
+const SAVES_APART_MIN: usize = 10;
 /// With fewer rows than this, none are held out.
 const ROWS_TO_HOLD_OUT_FROM: usize = 40;
 /// Longer rows are truncated unless the user raises this: memory grows with it.
@@ -89,7 +92,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     check_replaced(output)?;
     write_atomically(output, text.as_bytes()).map_err(RunError::from)?;
     let name = output.display();
-    tell(&format!("{}\n{}\nwrote {name}: `isobit train {name}` runs it", found(&report), split.why));
+    let next = if !split.fits {
+        format!("`isobit plan {name}` says what would fit")
+    } else if !has_weights(arguments, &text, &config)? {
+        "the model folder has no weights yet".to_string()
+    } else {
+        format!("`isobit train {name}` runs it")
+    };
+    tell(&format!("{}\n{}\nwrote {name}: {next}", found(&report), split.why));
     Ok(())
 }
 
@@ -114,6 +124,7 @@ struct Split {
     micro_batch_size: usize,
     recomputation: Policy,
     why: String,
+    fits: bool,
 }
 
 /// The fastest split whose plan leaves a fifth of the memory free; the smallest if none does.
@@ -121,7 +132,7 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
     let candidates = Policy::ALL.into_iter().flat_map(|policy| SPLITS.map(|rows| (rows, policy)));
     let mut smallest = None;
     for (micro_batch_size, recomputation) in candidates {
-        let mut split = Split { micro_batch_size, recomputation, why: String::new() };
+        let mut split = Split { micro_batch_size, recomputation, why: String::new(), fits: true };
         let settled = config::parse("the config", &written(&split), &[]);
         let run = settled.map_err(RunError::Config)?.run;
         let fit = fits::memory_fit(&run, &fits::Given::memory(memory), fits::Ranks::ALONE)?;
@@ -130,17 +141,18 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
             format!("{} at a time, checkpointing {}", counted(micro_batch_size as u64, "row"), recomputation.name());
         let Some(available) = &fit.available else {
             let why = "the memory of this machine is unknown: these are the settings that need the least".to_string();
-            return Ok(Split { micro_batch_size: 1, recomputation: Policy::Full, why });
+            return Ok(Split { micro_batch_size: 1, recomputation: Policy::Full, why, fits: true });
         };
         let there = size(available.bytes);
         if fit.plan.is_some() && fit.needed <= available.bytes / FREE_PART * (FREE_PART - 1) {
             split.why = format!("{rows}: the fastest that leaves a fifth of the memory free, {needed} of {there}");
             return Ok(split);
         }
-        split.why = if fit.fits() == Some(true) {
+        split.fits = fit.fits() == Some(true);
+        split.why = if split.fits {
             format!("{rows}: the smallest; it leaves less than a fifth of the memory free, {needed} of {there}")
         } else {
-            format!("warning: {rows} needs {needed}, but only {there} is available: lower `max_seq_length`")
+            format!("warning: {rows} needs {needed}, but only {there} is available")
         };
         smallest = Some(split);
     }
@@ -169,6 +181,13 @@ fn found(report: &Report) -> String {
     format!("{format}: {} examples of {} to {} tokens", report.examples, lengths.shortest, lengths.longest)
 }
 
+/// Whether the model has weights. A plan needs none.
+fn has_weights(arguments: &Arguments, text: &str, config: &Config) -> Result<bool, RunError> {
+    let mut run = config::parse(&arguments.output.display().to_string(), text, &[])?.run;
+    run.base_model = model::located(&run.base_model);
+    Ok(fits::weights(&run, config)?.is_some())
+}
+
 /// Fits every row, up to a length that most machines have the memory for.
 fn max_seq_length(config: &Config, report: &Report) -> usize {
     report.lengths.longest.next_power_of_two().clamp(LENGTH_MIN, LENGTH_MAX).min(config.max_positions)
@@ -178,7 +197,7 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
     let rows = report.rows;
     let evaluates = rows >= ROWS_TO_HOLD_OUT_FROM;
     let updates = rows.div_ceil(ROWS_PER_UPDATE) * EPOCHS;
-    let often = (updates / 10).max(1);
+    let often = (updates / 10).max(SAVES_APART_MIN).min(updates);
     let stem = arguments.data.file_stem().map_or("run".to_string(), |stem| stem.to_string_lossy().into_owned());
 
     let mut file = File(String::new());
@@ -226,7 +245,6 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
     file.put(Section::Training, "warmup_ratio", &Value::Number(0.03));
     file.put(Section::Training, "max_grad_norm", &Value::Number(1.0));
     file.put(Section::Training, "save_steps", &whole(often));
-    file.put(Section::Training, "save_total_limit", &whole(3));
     if evaluates {
         file.put(Section::Training, "load_best_model_at_end", &Value::Switch(true));
     }

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// The process itself, its threads, and pages that its allocator keeps.
-const PROCESS: u64 = 18 << 20;
-const PER_THREAD: u64 = 1 << 20;
+const PROCESS_BYTES: u64 = 18 << 20;
+const BYTES_PER_THREAD: u64 = 1 << 20;
 /// Bytes of a tokenizer in memory for each byte of `tokenizer.json`. It is dropped before weights
 /// are loaded.
 const PER_TOKENIZER_BYTE: u64 = 10;
@@ -30,22 +30,22 @@ const PER_ROW: u64 = 480;
 const PER_PARQUET_ROW: u64 = 768;
 
 /// Address space of a computing thread: its stack, and what the system maps with it.
-const STACK: u64 = 3 << 20;
+const STACK_BYTES: u64 = 3 << 20;
 /// What the system maps with a thread that reads data, beside its stack.
-const BESIDE_READER_STACK: u64 = 1 << 20;
+const READER_BESIDE_STACK_BYTES: u64 = 1 << 20;
 /// Beside these threads: the process, records and rows.
-const READING: u64 = 16 << 20;
+const READING_BYTES: u64 = 16 << 20;
 
 /// A CUDA context with the modules of a run, and tables that a plan does not count.
-const CUDA_CONTEXT: u64 = 552 << 20;
+const CUDA_CONTEXT_BYTES: u64 = 552 << 20;
 /// Other drivers were never measured. Assumed: their context, and that gaps take an eighth of the
 /// buffers that come and go in a step.
-const ASSUMED_CONTEXT: u64 = 512 << 20;
+const ASSUMED_CONTEXT_BYTES: u64 = 512 << 20;
 const ASSUMED_GAP_DIVISOR: u64 = 8;
 
 /// Host memory of a run on the CPU beside the `counted` bytes of its buffers.
 pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: u64) -> u64 {
-    let process = PROCESS.saturating_add(PER_THREAD.saturating_mul(threads as u64));
+    let process = PROCESS_BYTES.saturating_add(BYTES_PER_THREAD.saturating_mul(threads as u64));
     let process = process.saturating_add(of_rows(run, vocabulary));
     let tokenizer = std::fs::metadata(run.base_model.join("tokenizer.json")).map_or(0, |about| about.len());
     let reading = tokenizer.saturating_mul(PER_TOKENIZER_BYTE).saturating_add(of_longest_rows(run));
@@ -93,16 +93,16 @@ pub(crate) fn data_files(run: &Run) -> impl Iterator<Item = &PathBuf> {
 /// Address space of a run on the CPU beside the `needed` bytes of memory: `mapped` bytes of
 /// weights, and the stacks of `threads`. Before anything else is there, data are read by threads
 /// with stacks of their own; the larger of both counts.
-pub(crate) fn of_address_space(run: &Run, mapped: u64, threads: usize, needed: u64) -> u64 {
-    let computing = (threads as u64).saturating_mul(STACK).saturating_add(mapped);
-    let reader = READER_STACK_BYTES as u64 + BESIDE_READER_STACK;
-    let reading = u64::from(run.data_workers).saturating_mul(reader).saturating_add(READING);
+pub(crate) fn address_space(run: &Run, mapped: u64, threads: usize, needed: u64) -> u64 {
+    let computing = (threads as u64).saturating_mul(STACK_BYTES).saturating_add(mapped);
+    let reader = READER_STACK_BYTES as u64 + READER_BESIDE_STACK_BYTES;
+    let reading = u64::from(run.data_workers).saturating_mul(reader).saturating_add(READING_BYTES);
     computing.max(reading.saturating_sub(needed))
 }
 
 /// Address space that the samples at the end of a run take beyond its peak: they map the weights a
 /// second time, when the buffers of training are gone.
-pub(crate) fn of_samples(run: &Run, plan: &MemoryPlan, mapped: u64) -> u64 {
+pub(crate) fn address_space_of_samples(run: &Run, plan: &MemoryPlan, mapped: u64) -> u64 {
     if run.generate_prompts.is_empty() {
         return 0;
     }
@@ -115,7 +115,7 @@ pub(crate) fn of_samples(run: &Run, plan: &MemoryPlan, mapped: u64) -> u64 {
 }
 
 /// Bytes of the weight files, which a run maps.
-pub(crate) fn of_weight_files(run: &Run) -> u64 {
+pub(crate) fn mapped_weight_bytes(run: &Run) -> u64 {
     let files = std::fs::read_dir(&run.base_model).into_iter().flatten().flatten();
     let weights = files.filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"));
     let weights = weights.filter_map(|file| std::fs::metadata(file.path()).ok()).map(|about| about.len());
@@ -130,9 +130,9 @@ pub(crate) fn of_driver<'a>(api: Api, stages: impl Iterator<Item = &'a MemoryPla
     let add = |(count, sum, all): (u64, u64, u64), plan| (count + 1, sum + moving(plan), all + gaps(plan));
     let (count, moving, gaps) = stages.fold((0, 0, 0), add);
     match api {
-        Api::Cuda => CUDA_CONTEXT + gaps,
-        Api::Hip => ASSUMED_CONTEXT + moving / ASSUMED_GAP_DIVISOR,
-        Api::OpenCl => count * ASSUMED_CONTEXT + moving / ASSUMED_GAP_DIVISOR,
+        Api::Cuda => CUDA_CONTEXT_BYTES + gaps,
+        Api::Hip => ASSUMED_CONTEXT_BYTES + moving / ASSUMED_GAP_DIVISOR,
+        Api::OpenCl => count * ASSUMED_CONTEXT_BYTES + moving / ASSUMED_GAP_DIVISOR,
     }
 }
 

@@ -82,7 +82,7 @@ fn print_audits(out: &mut impl Write, audits: Option<&AuditFit>) -> std::io::Res
 const ESTIMATE: &str = "an estimate: no plan was compared with the driver's figure on a card of this kind";
 
 /// The name of what is needed beside the plan, and what it is.
-fn overhead_label(on_host: bool) -> (&'static str, &'static str) {
+pub(crate) fn overhead_label(on_host: bool) -> (&'static str, &'static str) {
     if on_host {
         ("process", "beside buffers: the program, its threads, the tokenised data")
     } else {
@@ -204,16 +204,16 @@ fn put_disk(value: &mut serde_json::Value, disk: &DiskFit) {
 }
 
 /// When a run needs the most.
-struct Moment {
-    name: &'static str,
-    bytes: usize,
+pub(crate) struct Moment {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: usize,
     when: &'static str,
     /// Whether the device must have memory for it, and what the answer then says.
-    on_device: Option<&'static str>,
+    pub(crate) on_device: Option<&'static str>,
 }
 
 /// The host has to hold a save together with the run only if the run is on it.
-fn moments(plan: &MemoryPlan, on_host: bool) -> Vec<Moment> {
+pub(crate) fn moments(plan: &MemoryPlan, on_host: bool) -> Vec<Moment> {
     let moment = |name, bytes, when, on_device| Moment { name, bytes, when, on_device };
     let peak = "all of the above at their peak: loading, a step or an evaluation";
     let mut all = vec![moment("total", plan.bytes_peak, peak, Some(""))];

@@ -42,6 +42,8 @@ pub(crate) struct Console<'a> {
     pub(crate) tokens: usize,
     /// Updates before this process.
     pub(crate) from_step: u64,
+    /// Tokens and seconds of updates in the lines that were logged, without evaluations and saves.
+    pub(crate) logged: (f64, f64),
     /// Seconds spent waiting for other ranks.
     pub(crate) communication: f64,
     /// Of each device's own memory, where it has any.
@@ -135,6 +137,7 @@ impl<'a> Console<'a> {
             pace,
             tokens: 0,
             from_step: 0,
+            logged: (0.0, 0.0),
             communication: 0.0,
             device_peaks: Vec::new(),
             warned: false,
@@ -294,6 +297,10 @@ impl Watch for Console<'_> {
 
     fn logged(&mut self, record: &Record) {
         let Event::Train { loss, learning_rate, grad_norm } = record.event else { return };
+        if let Some(timing) = record.timing {
+            self.logged.0 += timing.tokens_per_s * timing.seconds;
+            self.logged.1 += timing.seconds;
+        }
         if self.talk == Talk::Lines {
             let rate = record.timing.map_or(0.0, |timing| timing.tokens_per_s);
             tell(&format!(

@@ -415,10 +415,11 @@ impl Plans<'_> {
                     PlannedDevice::Gpu { .. } => None,
                 });
                 // Weights are mapped while this is planned.
-                let mapped = overhead::of_address_space(self.run, 0, on_cpu.sum(), counted + beside);
+                let mapped = overhead::address_space(self.run, 0, on_cpu.sum(), counted + beside);
                 pool.available = fits::free_beside(mapped, self.ranks.here);
             }
-            (pool.needed, pool.available) = fits::against(counted, beside, pool.available.take(), first.own.clone());
+            (pool.needed, pool.available) =
+                fits::binding_limit(counted, beside, pool.available.take(), first.own.clone());
             pool.overhead = pool.needed.saturating_sub(counted);
         }
         self.add_host(&mut pools, stages, tokens);

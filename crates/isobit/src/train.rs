@@ -73,7 +73,8 @@ pub(crate) struct Arguments {
     /// if the run computes there]
     #[arg(long, value_name = "NAME", requires = "audit_every")]
     audit_on: Option<String>,
-    /// Refuse to run if the run would leave no receipt
+    /// Refuse to run if the run would leave no receipt: one that is resumed from a checkpoint of a
+    /// version that wrote none
     #[arg(long)]
     fixed: bool,
     /// Print one JSON object per event to stdout

@@ -103,7 +103,7 @@ impl FileError {
             Self::InUse { .. } => "wait for that run, or choose another folder",
             Self::NotRegular { .. } => "put a regular file, or a link to one, in its place",
             Self::TooLarge { .. } => "check that this is the file you meant",
-            Self::Malformed { .. } => "copy or download the file again",
+            Self::Malformed { .. } => "copy or download the file again; `isobit verify` looks at all files of a run",
             Self::Altered { .. } => {
                 "restore the file; `train --resume` writes a final folder or a receipt again, and `--resume-from` goes back to an earlier checkpoint"
             }

@@ -243,15 +243,11 @@ pub fn check_quantised(model: &Config, weights: &Weights) -> Result<(), RunError
 pub fn check_positions(run: &Run, model: &Config) -> Result<(), RunError> {
     let (longest, positions) = (run.training.max_seq_length as usize, model.max_positions);
     if longest > positions {
-        let default = if run.training.max_seq_length == LENGTH_DEFAULT { " (the default)" } else { "" };
-        let what = format!("max_seq_length {longest}{default} is beyond the model's {positions} positions");
+        let what = format!("max_seq_length {longest} is beyond the model's {positions} positions");
         return Err(RunError::Target { what, hint: format!("set `max_seq_length = {positions}` or less") });
     }
     Ok(())
 }
-
-/// What `max_seq_length` is unless given.
-const LENGTH_DEFAULT: u32 = 1024;
 
 /// What belongs into a model folder.
 const FOLDER_HINT: &str = "a model folder holds config.json, tokenizer.json and *.safetensors";
@@ -320,7 +316,8 @@ pub fn model_config(folder: &Path) -> Result<Config, RunError> {
         && !folder.join("config.json").exists()
     {
         let what = format!("{} holds an adapter, not a model", folder.display());
-        let hint = "name its base model with `--model`, and this folder with `--adapter`";
+        let hint =
+            "name its base model instead; `--adapter` takes this folder, and so does `adapter.resume_from` in a config";
         return Err(RunError::Refused { what, hint });
     }
     let beside = regular::if_there(regular::read_text(&folder.join(QUANTIZE_CONFIG), CONFIG_BYTES_MAX))?;

@@ -86,7 +86,8 @@ impl Curves {
     fn add(&mut self, line: Line) {
         let step = line.step;
         self.step = step;
-        self.tokens = line.tokens.unwrap_or(self.tokens);
+        let tokens = line.tokens.unwrap_or(self.tokens).saturating_sub(self.tokens);
+        self.tokens += tokens;
         self.epoch = line.epoch.unwrap_or(self.epoch);
         let put = |points: &mut Vec<Point>, value: Option<f64>| points.extend(value.map(|value| (step, value)));
         put(&mut self.loss, number(line.loss, line.loss_bits));
@@ -95,10 +96,14 @@ impl Curves {
         let is_eval = line.eval_loss_bits.is_some() || line.eval_loss.is_some();
         put(&mut self.eval_loss, number(line.eval_loss, line.eval_loss_bits));
         let Some(timing) = line.timing else { return };
-        self.seconds += timing.seconds.filter(|seconds| seconds.is_finite()).unwrap_or(0.0);
+        let mut seconds = timing.seconds.unwrap_or(0.0);
         if !is_eval {
             put(&mut self.tokens_per_s, timing.tokens_per_s);
+            // A line after a resume has the seconds of that process alone.
+            let rate = timing.tokens_per_s.filter(|rate| *rate > 0.0);
+            seconds = rate.map_or(seconds, |rate| seconds.max(tokens as f64 / rate));
         }
+        self.seconds += if seconds.is_finite() { seconds } else { 0.0 };
     }
 
     /// The best evaluation.

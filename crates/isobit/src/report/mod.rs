@@ -154,7 +154,7 @@ pub(crate) struct LivePage {
 impl LivePage {
     /// None unless the config asks for it.
     pub(crate) fn of(run: &Run) -> Option<Self> {
-        run.report_to_html.then(|| Self { memory: run::planned(run).unwrap_or_default(), warned: false })
+        run.report_to_html.then(|| Self { memory: run::memory_by_item(run).unwrap_or_default(), warned: false })
     }
 
     /// Writes the page. A failure is returned once, to be told, and does not stop the training.

@@ -10,6 +10,7 @@ use crate::diff;
 use crate::samples::Sample;
 use crate::units::{size, time};
 use std::collections::BTreeSet;
+use std::iter;
 
 const STYLE: &str = include_str!("page.css");
 /// How a page of ours begins: no other file is overwritten.
@@ -79,7 +80,9 @@ fn put_header(out: &mut String, run: &ShownRun) {
     if let Some((step, loss)) = curves.best() {
         tile("Held-out loss", &short(loss), &format!("best, at step {}", count(step)), "");
     }
-    tile("Updates", &count(curves.step), &format!("{} epochs", grouped(curves.epoch, 2)), "");
+    let unfinished = run.receipt.as_ref().is_some_and(|receipt| !receipt.made.finished);
+    let end = if unfinished { ", not finished" } else { "" };
+    tile("Updates", &count(curves.step), &format!("{} epochs{end}", grouped(curves.epoch, 2)), "");
     tile("Tokens", &count(curves.tokens), "", "");
     if let Some(rate) = curves.typical_rate() {
         tile("Tokens/s", &short(rate), "median", "");
@@ -87,7 +90,7 @@ fn put_header(out: &mut String, run: &ShownRun) {
     tile("Time", &duration(curves.seconds), "of updates and evaluations", "");
     match &run.hash {
         Some(hash) => tile("Weights", &escaped(hash), "BLAKE3 of the final weights", " class=\"mono\""),
-        None => tile("Weights", "–", "no final weights yet", ""),
+        None => tile("Weights", "–", "no final weights", ""),
     }
     if let Some(receipt) = &run.receipt {
         let digest = receipt.digest.to_string();
@@ -244,7 +247,7 @@ fn put_memory(out: &mut String, runs: &[ShownRun]) {
     put!(out, "<section class=\"grid\">");
     for (index, run) in runs.iter().enumerate() {
         let letter = if runs.len() > 1 { format!(" of {}", LETTERS[index]) } else { String::new() };
-        for DeviceMemory { device, items, bytes_peak } in &run.memory {
+        for DeviceMemory { device, items, bytes_peak, beyond_step } in &run.memory {
             let most = items.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0).max(1);
             put!(
                 out,
@@ -260,11 +263,11 @@ fn put_memory(out: &mut String, runs: &[ShownRun]) {
                     size(*bytes)
                 );
             }
-            put!(
-                out,
-                "<tr class=\"sum\"><th>peak</th><td></td><td class=\"num\">{}</td></tr></table></div>",
-                size(*bytes_peak)
-            );
+            for (name, bytes) in iter::once(&("peak of a step", *bytes_peak)).chain(beyond_step) {
+                let class = if ["peak of a step", "needed"].contains(name) { " class=\"sum\"" } else { "" };
+                put!(out, "<tr{class}><th>{name}</th><td></td><td class=\"num\">{}</td></tr>\n", size(*bytes));
+            }
+            put!(out, "</table></div>");
         }
     }
     put!(out, "</section>\n");

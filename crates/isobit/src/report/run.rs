@@ -6,11 +6,13 @@ use crate::Failure;
 use crate::ending;
 use crate::fits::{Given, Ranks, memory_fit};
 use crate::model;
+use crate::plan_output::{Moment, moments, overhead_label};
 use crate::samples::{self, Sample};
 use crate::split::split_fit;
 use isobit_proof::receipt::Receipt;
+use isobit_proof::{FileError, Manifest};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
-use isobit_training::config::{self, Run, RunKey};
+use isobit_training::config::{self, Device, Run, RunKey};
 use isobit_training::plan::MemoryPlan;
 use std::path::{Path, PathBuf};
 
@@ -43,16 +45,21 @@ pub(super) struct ShownConfig {
 #[derive(Clone)]
 pub(super) struct DeviceMemory {
     pub(super) device: String,
-    /// Items and their bytes.
+    /// Items of a step and their bytes, and the most of them at one time.
     pub(super) items: Vec<(&'static str, u64)>,
     pub(super) bytes_peak: u64,
+    /// What the device must hold at other times, what is beside buffers, and all that is needed;
+    /// none of a list of devices, whose memories are shared.
+    pub(super) beyond_step: Vec<(&'static str, u64)>,
 }
 
 impl ShownRun {
     /// Reads a run; `notes` gets a line for each part that is missing.
     pub(super) fn read(folder: &Path, notes: &mut Vec<String>) -> Result<Self, Failure> {
         let mut shown = Self::measured(folder)?;
-        if let Err(error) = ending::hash(&folder.join(FINAL)) {
+        let intact = ending::hash(&folder.join(FINAL)).and_then(|_| Manifest::check(&folder.join(FINAL)));
+        if let Err(error) = intact {
+            shown.hash = None;
             notes.push(format!("{}: no final weights: {error}", folder.display()));
         }
         if let Err(error) = Receipt::read(folder) {
@@ -65,7 +72,7 @@ impl ShownRun {
         match config::read(&folder.join(RESOLVED), &[]) {
             Ok(settled) => {
                 shown.config = Some(ShownConfig::of(&settled.run));
-                match planned(&settled.run) {
+                match memory_by_item(&settled.run) {
                     Ok(memory) => shown.memory = memory,
                     Err(failure) => {
                         notes.push(format!("{}: no memory by item: {}", folder.display(), failure.message));
@@ -85,7 +92,13 @@ impl ShownRun {
     }
 
     fn measured(folder: &Path) -> Result<Self, Failure> {
-        let curves = Curves::read(folder)?;
+        let curves = Curves::read(folder).map_err(|error| match error {
+            FileError::Missing { .. } => Failure::usage(
+                format!("{} is no run: it has no metrics.jsonl", folder.display()),
+                "name the folder that `train` wrote",
+            ),
+            error => error.into(),
+        })?;
         // `.` and `..` have no name of their own.
         let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
         let name = whole.file_name().map_or("run".to_string(), |name| name.to_string_lossy().into_owned());
@@ -107,21 +120,34 @@ impl ShownConfig {
 }
 
 /// The memory of a run by device and item, on its devices, whether they are here or not.
-pub(super) fn planned(run: &Run) -> Result<Vec<DeviceMemory>, Failure> {
+pub(super) fn memory_by_item(run: &Run) -> Result<Vec<DeviceMemory>, Failure> {
     let mut run = run.clone();
     run.base_model = model::located(&run.base_model);
     if run.devices.len() > 1 {
         let given = Given { memories: vec![MEMORY; run.devices.len()], ..Given::default() };
         let fit = split_fit(&run, &given, Ranks::ALONE)?;
-        return Ok(fit.stages.iter().map(|stage| DeviceMemory::of(&stage.device, &stage.plan)).collect());
+        let names = run.devices.iter().map(ToString::to_string);
+        return Ok(names.zip(&fit.stages).map(|(name, stage)| DeviceMemory::of(name, &stage.plan)).collect());
     }
     let fit = memory_fit(&run, &Given::memory(Some(MEMORY)), Ranks::ALONE)?;
-    Ok(fit.plan.iter().map(|plan| DeviceMemory::of(&fit.device, plan)).collect())
+    let Some(plan) = &fit.plan else { return Ok(Vec::new()) };
+    let held: Vec<Moment> =
+        moments(plan, fit.on_host).into_iter().filter(|moment| moment.on_device.is_some()).collect();
+    let most = held.iter().map(|moment| moment.bytes as u64).max().unwrap_or(0);
+    let name = match run.devices[0] {
+        Device::Auto => fit.device.clone(),
+        device => device.to_string(),
+    };
+    let mut memory = DeviceMemory::of(name, plan);
+    // The first is the peak of a step.
+    memory.beyond_step = held.iter().skip(1).map(|moment| (moment.name, moment.bytes as u64)).collect();
+    memory.beyond_step.extend([(overhead_label(fit.on_host).0, fit.overhead), ("needed", most + fit.overhead)]);
+    Ok(vec![memory])
 }
 
 impl DeviceMemory {
-    fn of(device: &str, plan: &MemoryPlan) -> Self {
+    fn of(device: String, plan: &MemoryPlan) -> Self {
         let items = plan.items.iter().map(|(item, bytes)| (item.name(), *bytes as u64)).collect();
-        Self { device: device.to_string(), items, bytes_peak: plan.bytes_peak as u64 }
+        Self { device, items, bytes_peak: plan.bytes_peak as u64, beyond_step: Vec::new() }
     }
 }

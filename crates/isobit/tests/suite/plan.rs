@@ -301,7 +301,7 @@ fn suggestions_for_a_list_are_for_each_device() {
     let plan = |memory: &str| {
         folder.run(&[&["plan", "config.toml", "--device", "mi300x,mi300x", "--memory", memory], &sets[..]].concat())
     };
-    let whole = plan("190GiB");
+    let whole = plan("150GiB");
     assert!(whole.code == 0 && whole.out.contains(", if host memory has "), "{}{}", whole.out, whole.err);
     let needed = |out: &str| -> f64 {
         let line = out.lines().find(|line| line.starts_with("mi300x 1: ")).expect("a device").to_string();

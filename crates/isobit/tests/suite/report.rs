@@ -76,7 +76,7 @@ fn one_run_two_runs_and_the_same_run_twice() {
     let page = folder.text("report.html");
     check_page(&page);
     for part in
-        ["Loss", "held-out", "Learning rate", "Gradient norm", "Tokens/s", "Planned memory on the CPU", "lora_<wbr>r"]
+        ["Loss", "held-out", "Learning rate", "Gradient norm", "Tokens/s", "Planned memory on cpu", "lora_<wbr>r"]
     {
         assert!(page.contains(part), "{part}");
     }
@@ -139,8 +139,8 @@ fn hostile_runs_are_escaped_or_refused() {
     folder.put(&metrics, "");
     folder.run(&["report", name]).says(0, &[]);
     assert!(folder.text("report.html").contains("Nothing is logged yet"));
-    folder.run(&["report", "nowhere"]).says(2, &["nowhere/metrics.jsonl does not exist"]);
-    folder.run(&["report", "data.jsonl"]).says(2, &["does not exist"]);
+    folder.run(&["report", "nowhere"]).says(2, &["nowhere is no run: it has no metrics.jsonl"]);
+    folder.run(&["report", "data.jsonl"]).says(2, &["data.jsonl is no run"]);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_run_writes_its_page_at_every_save() {
     child.wait().expect("ended");
     let page = folder.text("stopped/report.html");
     check_page(&page);
-    assert!(page.contains("no final weights yet") && folder.has("stopped/tensorboard"));
+    assert!(page.contains("no final weights") && folder.has("stopped/tensorboard"));
     std::fs::create_dir(folder.path("foreign")).expect("a folder");
     folder.put("foreign/report.html", "mine");
     let ran = folder.train("foreign", &["report_to=html"]);

@@ -67,7 +67,7 @@ fn the_end_of_a_run() {
     assert_eq!(best.0, folder.pointer("my out", "best"));
     let end: Vec<&str> = ran.err.lines().skip_while(|line| !line.starts_with("finished ")).collect();
     assert!(
-        end[0].starts_with("finished after 12 updates in ") && end[0].contains(" tokens/s; peak memory "),
+        end[0].starts_with("finished after 12 updates in ") && end[0].contains(" tokens/s in updates; peak memory "),
         "{end:?}"
     );
     let [first, last] = [losses[0].1, losses[11].1];
