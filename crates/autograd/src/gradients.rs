@@ -235,6 +235,11 @@ impl<B: Backend> Gradients<B> {
         self.tied.get_or_insert_with(|| (id, Sum::zero(length))).1.reach(backend)
     }
 
+    /// The embedding's part of a tied table, of zeros.
+    pub fn add_tied_part(&mut self, backend: &B, id: ParameterId, length: usize) {
+        self.reach_tied(backend, id, length);
+    }
+
     /// A block is done: gradients that rest in host memory go there, unless they are few.
     pub(crate) fn leave_block(&mut self, backend: &B) -> Result<(), DeviceFailure> {
         let waiting = |sum: &Sum<B>| sum.device.as_ref().map_or(0, |device| device.len() * size_of::<f32>());

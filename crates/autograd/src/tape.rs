@@ -8,9 +8,9 @@ use crate::op::balance::Collected;
 use crate::op::router::Grouping;
 use crate::parameters::Parameters;
 use crate::recompute::{Contract, Kept, Policy, Trace};
-use isobit_kernels::op::{SliceRows, SliceShape, Span, ToF32};
+use isobit_kernels::op::{EmbeddingForward, SliceRows, SliceShape, Span, ToF32};
 use isobit_kernels::tensor::U32;
-use isobit_kernels::{Backend, Pass, Place, StoredMatrix};
+use isobit_kernels::{Backend, DeviceFailure, Pass, Place, StoredMatrix};
 use isobit_numerics::philox::Key;
 use isobit_numerics::slices::Profile;
 use std::collections::VecDeque;
@@ -184,6 +184,15 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub fn constant(&mut self, numbers: &[f32], width: usize) -> Variable<B> {
         let data = self.lease_of(numbers);
         self.variable(Rc::new(data), width, false)
+    }
+
+    /// The row of the last token, on the host.
+    pub fn last_row(&self, x: &Variable<B>) -> Result<Vec<f32>, DeviceFailure> {
+        let last = self.backend.upload(&[self.layout.tokens as u32 - 1]);
+        let mut row = self.take(x.width);
+        let table = StoredMatrix::F32(x.buffer());
+        self.backend.run(EmbeddingForward { y: row.buffer_mut(), table, ids: &last, width: x.width });
+        self.backend.download(row.buffer())
     }
 
     /// Host numbers in a buffer of the arena.

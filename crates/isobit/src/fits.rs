@@ -18,7 +18,9 @@ use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::Run;
 use isobit_training::free_memory::free_memory_beside;
-use isobit_training::plan::{self, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows};
+use isobit_training::plan::{
+    self, Generated, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows,
+};
 use isobit_training::prepare::{RunError, check_positions, loads_in_4bit, model_config, step_settings, trained};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
@@ -252,7 +254,7 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
         PlannedDevice::Cpu { threads } => {
             let cpu = open_cpu(threads, Path::best())?;
             let plan = worst_case(run, &model, cpu, Offload::NONE, ranks)?;
-            let overhead = overhead::of_process(run, model.vocabulary, threads, plan.bytes_on_host() as u64);
+            let overhead = overhead::of_process(run, threads, plan.bytes_on_host() as u64);
             if given.memories.is_empty() {
                 let needed = (plan.bytes_on_host() + plan.bytes_ranks) as u64 + overhead;
                 let mapped = overhead::mapped_weight_bytes(run);
@@ -268,7 +270,7 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
             let largest = plans.into_iter().max_by_key(MemoryPlan::bytes_on_device);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
             let threads = Chosen::host_threads(run.threads as usize)?;
-            let process = overhead::of_process(run, model.vocabulary, threads, plan.bytes_beside_device() as u64);
+            let process = overhead::of_process(run, threads, plan.bytes_beside_device() as u64);
             let host = HostFit::of(&plan, run, process, ranks, is_here);
             let overhead = overhead::of_driver(selector.api, std::iter::once(&plan));
             (plan, Some(host), overhead)
@@ -414,12 +416,14 @@ pub(crate) fn evaluated(run: &Run) -> usize {
     if run.has_eval() { run.eval.micro_batch_size as usize } else { 0 }
 }
 
-/// Tokens of the longest text that a run generates at its end. A token is a byte of the prompt or
-/// more, but for a few at its beginning.
-fn generated(run: &Run, model: &Config) -> usize {
+/// The longest text that a run generates at its end. A token is a byte of the prompt or more, but
+/// for a few at its beginning.
+fn generated(run: &Run, model: &Config) -> Generated {
     const BEGINNING: usize = 8;
-    let Some(longest) = run.generate_prompts.iter().map(String::len).max() else { return 0 };
-    longest.saturating_add(BEGINNING).saturating_add(run.generate_tokens as usize).min(model.max_positions)
+    let Some(longest) = run.generate_prompts.iter().map(String::len).max() else { return Generated::default() };
+    let prompt = longest.saturating_add(BEGINNING).min(model.max_positions);
+    let tokens = prompt.saturating_add(run.generate_tokens as usize).min(model.max_positions);
+    Generated { prompt, tokens }
 }
 
 /// How a run builds its model.

@@ -16,11 +16,9 @@ const BYTES_PER_THREAD: u64 = 1 << 20;
 /// Bytes of a tokenizer in memory for each byte of `tokenizer.json`. It is dropped before weights
 /// are loaded.
 const PER_TOKENIZER_BYTE: u64 = 10;
-/// Bytes of rows for each byte of a data file: a token takes five, and stands for three bytes of
-/// text or more; in a small vocabulary it may stand for one.
-const PER_DATA_BYTE: u64 = 2;
-const PER_DATA_BYTE_SMALL_VOCABULARY: u64 = 6;
-const SMALL_VOCABULARY: usize = 4096;
+/// Bytes of a token of a row, and whether it is a target. Rows are cut at the maximum length; a
+/// token may stand for a single byte of a file: of digits or hexadecimal text most do.
+const BYTES_PER_TOKEN: u64 = 5;
 /// Bytes for each byte of a row while it is turned into tokens, all of it, however many are kept:
 /// 230 of prose, 381 of single digits between spaces. They are gone before weights are loaded.
 const PER_BYTE_OF_LONGEST: u64 = 400;
@@ -44,9 +42,9 @@ const ASSUMED_CONTEXT_BYTES: u64 = 512 << 20;
 const ASSUMED_GAP_DIVISOR: u64 = 8;
 
 /// Host memory of a run on the CPU beside the `counted` bytes of its buffers.
-pub(crate) fn of_process(run: &Run, vocabulary: usize, threads: usize, counted: u64) -> u64 {
+pub(crate) fn of_process(run: &Run, threads: usize, counted: u64) -> u64 {
     let process = PROCESS_BYTES.saturating_add(BYTES_PER_THREAD.saturating_mul(threads as u64));
-    let process = process.saturating_add(of_rows(run, vocabulary));
+    let process = process.saturating_add(of_rows(run));
     let tokenizer = std::fs::metadata(run.base_model.join("tokenizer.json")).map_or(0, |about| about.len());
     let reading = tokenizer.saturating_mul(PER_TOKENIZER_BYTE).saturating_add(of_longest_rows(run));
     process.saturating_add(reading.saturating_sub(counted))
@@ -62,13 +60,14 @@ fn of_longest_rows(run: &Run) -> u64 {
 }
 
 /// The rows of all data files.
-fn of_rows(run: &Run, vocabulary: usize) -> u64 {
-    let per_byte = if vocabulary < SMALL_VOCABULARY { PER_DATA_BYTE_SMALL_VOCABULARY } else { PER_DATA_BYTE };
+fn of_rows(run: &Run) -> u64 {
+    let length = u64::from(run.training.max_seq_length);
     let of_file = |path: &Path| {
         let is_parquet = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("parquet"));
         let per_row = if is_parquet { PER_PARQUET_ROW } else { PER_ROW };
         let Extent { rows, bytes, .. } = counted_once(path);
-        rows.saturating_mul(per_row).saturating_add(bytes.saturating_mul(per_byte))
+        let tokens = bytes.min(rows.saturating_mul(length));
+        rows.saturating_mul(per_row).saturating_add(tokens.saturating_mul(BYTES_PER_TOKEN))
     };
     data_files(run).map(|path| of_file(path)).fold(0, u64::saturating_add)
 }
@@ -155,10 +154,13 @@ mod tests {
             path("data.jsonl")
         );
         let run = config::parse("the config", &text, &[]).expect("a config").run;
-        let of = |vocabulary, threads, counted| of_process(&run, vocabulary, threads, counted) >> 20;
-        assert_eq!(of(50_000, 2, 1 << 30), 18 + 2 + 2);
-        assert_eq!(of(50_000, 2, 10 << 20), 18 + 2 + 2 + 20);
-        assert_eq!(of(256, 2, 1 << 30), 18 + 2 + 6);
+        let of = |run: &Run, counted| of_process(run, 2, counted) >> 20;
+        assert_eq!(of(&run, 1 << 30), 18 + 2 + 5);
+        assert_eq!(of(&run, 10 << 20), 18 + 2 + 5 + 20);
+        // Rows are cut: what is cut off does not stay.
+        let mut short = run.clone();
+        short.training.max_seq_length = 64;
+        assert_eq!(of(&short, 1 << 30), 18 + 2);
     }
 
     #[test]
@@ -174,6 +176,6 @@ mod tests {
             path("eval.jsonl")
         );
         let run = config::parse("the config", &text, &[]).expect("a config").run;
-        assert_eq!(of_rows(&run, 50_000), (2 << 20) * PER_ROW + 2 * PER_ROW + (4 + 3) * (2 << 20));
+        assert_eq!(of_rows(&run), (2 << 20) * PER_ROW + 2 * PER_ROW + 5 * (4 + 3) * (1 << 20));
     }
 }

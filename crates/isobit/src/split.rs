@@ -360,7 +360,7 @@ impl Plans<'_> {
         // Weights are mapped while this is planned.
         let available = if are_here { fits::free(self.ranks.here) } else { None };
         let counted = step.max(save as u64).saturating_add(ranks as u64);
-        let process = overhead::of_process(self.run, self.model.vocabulary, self.threads(), counted);
+        let process = overhead::of_process(self.run, self.threads(), counted);
         let needed = counted.saturating_add(process);
         let name = "host memory".to_string();
         pools.push(Pool { name, needed, overhead: process, available, stages: Vec::new() });
@@ -406,7 +406,7 @@ impl Plans<'_> {
                 let transfer = transfer(self.run, self.model, tokens, self.planned.len());
                 let save = sum(|plan| plan.bytes_between_steps) + saved;
                 let counted = (step + transfer).max(save as u64).max(sum(|plan| plan.bytes_resume) as u64);
-                (counted, overhead::of_process(self.run, self.model.vocabulary, self.threads(), counted))
+                (counted, overhead::of_process(self.run, self.threads(), counted))
             };
             let is_said = pool.available.as_ref().is_some_and(|available| available.of == memory_limits::NAME);
             if matches!(first.kind, PlannedDevice::Cpu { .. }) && !is_said {

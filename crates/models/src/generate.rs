@@ -12,6 +12,7 @@ use isobit_kernels::{Backend, DeviceFailure};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// What a layer keeps from earlier tokens, on the host.
 #[derive(Clone, Debug)]
@@ -25,6 +26,22 @@ impl LayerCache {
         match layer.attention {
             AttentionKind::Softmax(_) | AttentionKind::Latent(_) => Self::Attention(KeysAndValues::default()),
             AttentionKind::Delta(_) => Self::Delta(DeltaCache::default()),
+        }
+    }
+
+    /// Of so many tokens, of zeros.
+    fn filled(layer: &LayerConfig, tokens: usize) -> Self {
+        let kept = |keys: usize, values: usize| {
+            let [keys, values] = [keys, values].map(|each| vec![0.0; each * tokens]);
+            Self::Attention(KeysAndValues { keys, values })
+        };
+        match &layer.attention {
+            AttentionKind::Softmax(softmax) => {
+                let each = softmax.kv_heads * softmax.head_width;
+                kept(each, each)
+            }
+            AttentionKind::Latent(latent) => kept(latent.heads * latent.key_width(), latent.heads * latent.value_width),
+            AttentionKind::Delta(_) => Self::of(layer),
         }
     }
 
@@ -103,6 +120,13 @@ impl<'a, B: Backend> Session<'a, B> {
         Self { backend, model, parameters, profile, memory: Memory::new(), cache, length: 0 }
     }
 
+    /// As if so many tokens were there, all zeros: for plans.
+    #[must_use]
+    pub fn pretending(self, tokens: usize) -> Self {
+        let cache = self.model.config.layers.iter().map(|layer| RefCell::new(LayerCache::filled(layer, tokens)));
+        Self { cache: cache.collect(), length: tokens, ..self }
+    }
+
     /// Tokens so far.
     pub fn length(&self) -> usize {
         self.length
@@ -116,22 +140,35 @@ impl<'a, B: Backend> Session<'a, B> {
         assert!(!tokens.is_empty(), "something to continue");
         let (start, end) = (self.length, self.length + tokens.len());
         assert!(end <= self.model.positions, "{end} tokens, the model was built for {}", self.model.positions);
-        let positions: Vec<u32> = (start as u32..end as u32).collect();
-        let layout = BatchLayout {
+        let ids = self.backend.upload(tokens);
+        let layout = self.layout(start..end);
+        let hidden = self.model.next_hidden(&mut self.tape(&layout), &ids, &self.cache)?;
+        // The head computes one row: of a long text it would need most of the memory.
+        let layout = self.layout(end - 1..end);
+        let logits = self.model.logits_of(&mut self.tape(&layout), &hidden)?;
+        self.length = end;
+        Ok(logits)
+    }
+
+    fn tape<'t>(&self, layout: &'t BatchLayout<B>) -> Tape<'t, B>
+    where
+        'a: 't,
+    {
+        Tape::inference(self.backend, self.parameters, layout, self.profile).with_buffers_of(&self.memory)
+    }
+
+    /// Of tokens that follow all before them.
+    fn layout(&self, tokens: Range<usize>) -> BatchLayout<B> {
+        let positions: Vec<u32> = (tokens.start as u32..tokens.end as u32).collect();
+        BatchLayout {
             tokens: tokens.len(),
             row_starts: vec![0, tokens.len()],
-            spans: vec![Span { queries: 0..tokens.len(), keys: 0..end }],
+            spans: vec![Span { queries: 0..tokens.len(), keys: 0..tokens.end }],
             positions: self.backend.upload(&positions),
             key: Key::new(0, Purpose::Dropout),
             step: 0,
             first_row: 0,
-        };
-        let ids = self.backend.upload(tokens);
-        let mut tape =
-            Tape::inference(self.backend, self.parameters, &layout, self.profile).with_buffers_of(&self.memory);
-        let logits = self.model.next_logits(&mut tape, &ids, &self.cache)?;
-        self.length = end;
-        Ok(logits)
+        }
     }
 }
 

@@ -142,6 +142,14 @@ impl<B: Backend> Model<B> {
         self.config.tied && matches!(self.embedding, Some(Table::Trained(_)))
     }
 
+    /// The trained table that is both embedding and head of this part.
+    pub fn tied_table(&self) -> Option<ParameterId> {
+        match self.embedding {
+            Some(Table::Tied(id)) => Some(id),
+            _ => None,
+        }
+    }
+
     fn head(&self) -> &Head<B> {
         self.head.as_ref().expect("only the last part of a model has a head")
     }
@@ -159,23 +167,27 @@ impl<B: Backend> Model<B> {
         Context { rotation: self.tables.rotation(width), local_rotation, cache }
     }
 
-    /// Logits of the last token, given earlier ones: every layer reads those from its cache and
-    /// appends to it.
-    pub(crate) fn next_logits<'a>(
+    /// The hidden state of the last token, given earlier ones: every layer reads those from its
+    /// cache and appends to it.
+    pub(crate) fn next_hidden<'a>(
         &'a self,
         tape: &mut Tape<'a, B>,
         ids: &'a U32<B>,
         caches: &'a [RefCell<LayerCache>],
     ) -> Result<Vec<f32>, TapeError> {
-        let vocabulary = self.config.vocabulary;
         let mut x = self.embed(tape, ids);
         for (block, cache) in self.blocks.iter().zip(caches) {
             x = block.forward(tape, &x, self.context(Some(cache)))?;
         }
+        Ok(tape.last_row(&x)?)
+    }
+
+    /// Logits of the one token of a tape, given its hidden state after the last layer.
+    pub(crate) fn logits_of<'a>(&'a self, tape: &mut Tape<'a, B>, hidden: &[f32]) -> Result<Vec<f32>, TapeError> {
+        let x = tape.constant(hidden, self.config.hidden);
         let hidden = self.last_hidden(tape, &x);
         let logits = tape.project(&hidden, &self.head().matrix, self.head_shape());
-        let mut all = tape.backend().download(logits.buffer())?;
-        Ok(all.split_off(all.len() - vocabulary))
+        Ok(tape.backend().download(logits.buffer())?)
     }
 
     /// Losses of all tokens.

@@ -13,12 +13,14 @@ use crate::prepare::RunError;
 use crate::ranks;
 use crate::row::Row;
 use crate::stages::Alone;
-use crate::step::StepSettings;
+use crate::step::{StepError, StepSettings};
 use crate::trainer::{Placement, Trainer};
 use isobit_autograd::{Offload, Parameter, Value};
 use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, SMALL_MAX, SMALL_STEP_BYTES, Work};
 use isobit_models::build::Settings;
-use isobit_models::{Config, Part, Trained, TrainedTensor, WeightSource, build_placed, build_whole, cache_bytes};
+use isobit_models::{
+    Config, Part, Session, Trained, TrainedTensor, WeightSource, build_placed, build_whole, cache_bytes,
+};
 use std::collections::BTreeMap;
 
 /// What memory is for.
@@ -146,9 +148,9 @@ pub struct PlannedUpdate<'a> {
     pub waiting: usize,
     /// Rows that are evaluated at once; zero if the run does not evaluate.
     pub evaluated: usize,
-    /// Tokens of the longest text that is generated once the run has finished; zero if there is
+    /// The longest text that is generated once the run has finished; of no tokens if there is
     /// none.
-    pub generated: usize,
+    pub generated: Generated,
     pub offload: Offload,
     /// Processes that share the groups of an update.
     pub ranks: usize,
@@ -174,20 +176,27 @@ pub fn memory<L: MemoryLayout>(
     Ok(MemoryPlan {
         bytes_generate: generation(&emptied, model, source, settings, generated)?,
         heap_bytes_generate: emptied.heap_bytes(),
-        host_bytes_generate: cache_bytes(model, generated),
+        host_bytes_generate: cache_bytes(model, generated.tokens),
         bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, step.gradient_groups, !with_moments),
         ..plan
     })
 }
 
-/// Bytes to load a model for generation and to evaluate a text of so many tokens. The samples of a
-/// run are made with everything on the device, whatever the run offloads.
+/// A text that is generated: tokens of its prompt, which are computed together, and of all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Generated {
+    pub prompt: usize,
+    pub tokens: usize,
+}
+
+/// Bytes to load a model and to generate a text. The samples of a run are made with everything on
+/// the device, whatever the run offloads.
 fn generation<L: MemoryLayout>(
     backend: &Counting<L>,
     model: &Config,
     source: &dyn WeightSource,
     settings: &Settings,
-    tokens: usize,
+    Generated { prompt, tokens }: Generated,
 ) -> Result<usize, RunError> {
     if tokens == 0 {
         return Ok(0);
@@ -196,9 +205,9 @@ fn generation<L: MemoryLayout>(
     let trained = if is_adapter { settings.trained.clone() } else { Trained::Nothing };
     let settings = Settings { trained, positions: tokens, ..settings.clone() };
     let built = build_whole(backend, model, source, &settings, Offload::NONE)?;
-    let trainer = Trainer::placed(backend.clone(), built, Placement::new(Offload::NONE, false, 1))?;
-    let row = longest_rows(1, tokens);
-    trainer.evaluate_rows(&[&row[0]], 0..1, settings.profile, 1)?;
+    let session = || Session::new(backend, &built.model, &built.parameters, settings.profile);
+    session().extend(&vec![0; prompt]).map_err(StepError::from)?;
+    session().pretending(tokens - 1).extend(&[0]).map_err(StepError::from)?;
     Ok(backend.bytes_peak())
 }
 
@@ -293,6 +302,10 @@ fn counted<L: MemoryLayout, E: Engine>(
     let values: usize = trainer.parameters.iter().map(|(_, parameter)| on_device(parameter)).sum();
     let bytes_built = backend.bytes();
     let mut waiting: Vec<_> = (0..waiting).map(|_| trainer.zero_gradients()).collect();
+    if let Some(table) = trainer.model.tied_table() {
+        let length = trainer.parameters.get(table).length();
+        waiting.iter_mut().for_each(|gradients| gradients.add_tied_part(backend, table, length));
+    }
     waiting.iter_mut().try_for_each(|gradients| gradients.rest(backend))?;
     let mut engine = engine(trainer);
     engine.step(rows, 1, 0.0, step)?;

@@ -18,7 +18,7 @@ pub struct Row {
 impl Row {
     /// Token `t` counts in the loss if `targets[t]`, unless it is the first of a document.
     /// `document_starts` holds the start of each document: 0 first, the number of tokens last.
-    pub fn new(tokens: Vec<u32>, mut targets: Vec<bool>, document_starts: Vec<usize>) -> Self {
+    pub fn new(mut tokens: Vec<u32>, mut targets: Vec<bool>, document_starts: Vec<usize>) -> Self {
         assert_eq!(tokens.len(), targets.len(), "every token is a target or not");
         assert_eq!(document_starts.first(), Some(&0), "the first document starts the row");
         assert_eq!(document_starts.last(), Some(&tokens.len()), "the last document ends the row");
@@ -28,6 +28,9 @@ impl Row {
                 *first = false;
             }
         }
+        // Rows stay in memory as long as the run.
+        tokens.shrink_to_fit();
+        targets.shrink_to_fit();
         Self { tokens, targets, document_starts, sources: Vec::new() }
     }
 
@@ -82,12 +85,16 @@ impl Row {
             self.document_starts.retain(|start| *start < length);
             self.document_starts.push(length);
             self.sources.truncate(self.document_starts.len() - 1);
+            self.tokens.shrink_to_fit();
+            self.targets.shrink_to_fit();
         }
     }
 
     /// Appends the documents of another row.
     pub(crate) fn append(&mut self, other: Self) {
         let first = self.tokens.len();
+        self.tokens.reserve_exact(other.tokens.len());
+        self.targets.reserve_exact(other.targets.len());
         self.tokens.extend(other.tokens);
         self.targets.extend(other.targets);
         self.document_starts.extend(other.document_starts[1..].iter().map(|start| first + start));

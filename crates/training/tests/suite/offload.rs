@@ -14,7 +14,7 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Part, Shapes, Trained, WeightSource, Weights, build_placed};
 use isobit_numerics::slices::Profile;
 use isobit_training::engine::{Engine, Stored};
-use isobit_training::plan::{Item, PlannedUpdate, longest_rows, memory};
+use isobit_training::plan::{Generated, Item, PlannedUpdate, longest_rows, memory};
 use isobit_training::row::Row;
 use isobit_training::step::StepSettings;
 use isobit_training::trainer::{Placement, Trainer};
@@ -227,7 +227,7 @@ fn a_model_of_three_billion_weights_trains_in_full_in_32_gigabytes() {
             packs: false,
             waiting: 0,
             evaluated: 0,
-            generated: 0,
+            generated: Generated::default(),
             offload,
             ranks: 1,
         };

@@ -18,7 +18,8 @@ use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::engine::Engine;
 use isobit_training::plan::{
-    Item, MemoryPlan, PeakOfUpdate, PlannedStage, PlannedUpdate, least_bytes, longest_rows, memory, stage_memory,
+    Generated, Item, MemoryPlan, PeakOfUpdate, PlannedStage, PlannedUpdate, least_bytes, longest_rows, memory,
+    stage_memory,
 };
 use isobit_training::row::Row;
 use isobit_training::stages::{Divided, Stage, StageDevice, Stages, parcels};
@@ -234,7 +235,16 @@ fn plan_of<L: MemoryLayout>(like: L, model: &str, trained: Trained, policy: Poli
 
 /// Updates over `rows`, with nothing offloaded.
 pub(crate) fn updates<'a>(step: &'a StepSettings, rows: &'a [&'a Row]) -> PlannedUpdate<'a> {
-    PlannedUpdate { step, rows, packs: false, waiting: 0, evaluated: 0, generated: 0, offload: Offload::NONE, ranks: 1 }
+    PlannedUpdate {
+        step,
+        rows,
+        packs: false,
+        waiting: 0,
+        evaluated: 0,
+        generated: Generated::default(),
+        offload: Offload::NONE,
+        ranks: 1,
+    }
 }
 
 /// A plan counts no less than the samples of a run take, and the texts themselves.
@@ -248,7 +258,8 @@ fn generation_is_counted() {
         [("qwen2-base", Trained::Full), ("qwen3moe-base", lora(0.0)), ("qwen3_5moe-hybrid", lora(0.0))]
     {
         let (model, source) = (config(model), Shapes::All(FloatFormat::Bf16));
-        let planned = PlannedUpdate { generated: prompt + tokens, ..updates(&step, &rows) };
+        let planned =
+            PlannedUpdate { generated: Generated { prompt, tokens: prompt + tokens }, ..updates(&step, &rows) };
         let settings = settings(trained, Profile::X2);
         let plan = memory(cpu(), &model, &source, &settings, &planned).expect("a plan");
         let trained = if settings.trained == Trained::Full { Trained::Nothing } else { settings.trained };
