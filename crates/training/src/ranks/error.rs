@@ -41,6 +41,11 @@ fn named(ranks: &[usize]) -> String {
 }
 
 impl RankError {
+    /// A message that is not what this rank must have sent.
+    pub(super) fn damaged(rank: usize, what: impl ToString) -> Self {
+        Self::Damaged { rank, what: what.to_string() }
+    }
+
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Silent { .. } | Self::Gone { .. } | Self::Damaged { .. } | Self::Weights { .. } => 6,

@@ -111,7 +111,7 @@ pub fn compare(team: &Team<'_>, own: Result<Introduction, RunError>) -> Result<(
         let mut read = Vec::new();
         for (rank, answer) in answers.iter().enumerate() {
             let introduction: Introduction =
-                serde_json::from_slice(answer).map_err(|error| RankError::Damaged { rank, what: error.to_string() })?;
+                serde_json::from_slice(answer).map_err(|error| RankError::damaged(rank, error))?;
             read.push(introduction);
         }
         let found = read.iter().enumerate().find_map(|(rank, other)| read[0].difference(rank, other));

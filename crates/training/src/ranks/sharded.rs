@@ -49,7 +49,7 @@ pub fn step<E: Engine>(
         let (total, coefficient) = norm(engine, &totals, step, settings.max_grad_norm)?;
         Ok(floats(&[Some(total), coefficient].into_iter().flatten().collect::<Vec<_>>()))
     })?;
-    let damaged = |what: String| RankError::Damaged { rank: 0, what };
+    let damaged = |what: String| RankError::damaged(0, what);
     let decided = Reader(&decided).floats(decided.len() / 4).map_err(damaged)?;
     if let Some(coefficient) = decided.get(1) {
         shards::scale(&mut shard, *coefficient);
@@ -68,7 +68,7 @@ pub fn step<E: Engine>(
     let loss = team.agree(answer, |answers| {
         let (mut squares, mut sums, mut reports) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, answer) in answers.iter().enumerate() {
-            let damaged = |what: String| RankError::Damaged { rank, what };
+            let damaged = |what: String| RankError::damaged(rank, what);
             let mut reader = Reader(answer);
             let [count, sum_count] = [reader.number().map_err(damaged)?, reader.number().map_err(damaged)?];
             squares.extend(reader.floats(count as usize).map_err(damaged)?);
@@ -101,7 +101,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
 fn blocks(answers: &[Vec<u8>]) -> Result<Vec<f32>, RankError> {
     let mut all = Vec::new();
     for (rank, answer) in answers.iter().enumerate() {
-        all.extend(Reader(answer).floats(answer.len() / 4).map_err(|what| RankError::Damaged { rank, what })?);
+        all.extend(Reader(answer).floats(answer.len() / 4).map_err(|what| RankError::damaged(rank, what))?);
     }
     Ok(all)
 }

@@ -121,7 +121,7 @@ impl Shards {
         for (rank, (pieces, values)) in self.pieces.iter().zip(of_ranks).enumerate() {
             let fits = pieces.iter().map(|piece| piece.range.len()).eq(values.iter().map(|values| values.len()));
             if !fits {
-                return Err(RankError::Damaged { rank, what: "its shard has other lengths".to_string() });
+                return Err(RankError::damaged(rank, "its shard has other lengths"));
             }
             // Ranks and their pieces ascend.
             for (piece, values) in pieces.iter().zip(values) {
@@ -169,7 +169,7 @@ impl Shards {
         for length in &self.lengths {
             let (of_tensor, rest) = blocks
                 .split_at_checked(length.div_ceil(BLOCK))
-                .ok_or_else(|| RankError::Damaged { rank: 0, what: "sums of blocks are missing".to_string() })?;
+                .ok_or_else(|| RankError::damaged(0, "sums of blocks are missing"))?;
             blocks = rest;
             let mut level = of_tensor.to_vec();
             while level.len() > 1 {
@@ -217,7 +217,7 @@ impl Shards {
             let (own, rest) = own.as_chunks::<2>();
             let (own, more) = own.as_chunks::<3>();
             if own.len() != pieces.len() || rest.len() + more.len() > 0 {
-                return Err(RankError::Damaged { rank, what: "its digests belong to different tensors".to_string() });
+                return Err(RankError::damaged(rank, "its digests belong to different tensors"));
             }
             for (piece, own) in pieces.iter().zip(own) {
                 for (sum, own) in sums[piece.tensor].iter_mut().zip(own) {
@@ -241,7 +241,7 @@ impl Shards {
 pub(super) fn add(left: Vec<Vec<f32>>, right: &[Vec<f32>], rank: usize) -> Result<Vec<Vec<f32>>, RankError> {
     let mut left = left;
     if !left.iter().map(Vec::len).eq(right.iter().map(Vec::len)) {
-        return Err(RankError::Damaged { rank, what: "its shard has other lengths".to_string() });
+        return Err(RankError::damaged(rank, "its shard has other lengths"));
     }
     for (left, right) in left.iter_mut().zip(right) {
         add_to(left, right);

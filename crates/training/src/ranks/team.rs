@@ -214,8 +214,7 @@ impl<'w> Team<'w> {
         let json = |value: T| serde_json::to_vec(&value).expect("what ranks share has a JSON form");
         let answer = if self.is_first() { make().map(json) } else { Ok(Vec::new()) };
         let made = self.agree(answer, |mut answers| Ok(answers.swap_remove(0)))?;
-        let damaged = |error: serde_json::Error| RankError::Damaged { rank: 0, what: error.to_string() };
-        Ok(serde_json::from_slice(&made).map_err(damaged)?)
+        Ok(serde_json::from_slice(&made).map_err(|error| RankError::damaged(0, error))?)
     }
 
     /// The numbers that rank 0 found, for every rank. If it failed, all fail; the next agreement
@@ -223,8 +222,8 @@ impl<'w> Team<'w> {
     pub fn share_first(&self, own: Option<Result<Vec<f32>, RunError>>) -> Result<Vec<f32>, RunError> {
         let Some(own) = own else {
             let shared = self.receive_broadcast(0)?.map_err(RankError::Elsewhere)?;
-            let what = format!("{} tensors came instead of one", shared.len());
-            return shared.into_iter().next().ok_or(RankError::Damaged { rank: 0, what }.into());
+            let damaged = RankError::damaged(0, format!("{} tensors came instead of one", shared.len()));
+            return shared.into_iter().next().ok_or(damaged.into());
         };
         if self.is_alone() {
             return own;
@@ -392,7 +391,7 @@ impl<'w> Team<'w> {
     /// A question and its number, or the answer to one: the rank that `rank` waits for.
     fn control_of(&self, rank: usize) -> Result<Option<(Kind, u64, usize)>, RankError> {
         let Some(message) = self.world.poll(rank, Channel::Control).map_err(lost)? else { return Ok(None) };
-        let damaged = |what| RankError::Damaged { rank, what };
+        let damaged = |what| RankError::damaged(rank, what);
         let (kind, body) = opened(&message).map_err(damaged)?;
         let mut reader = Reader(body);
         let number = reader.number().map_err(damaged)?;
@@ -407,7 +406,7 @@ impl<'w> Team<'w> {
 
 /// Tensors from the messages they came in.
 fn unpack(from: usize, next: impl Fn() -> Result<Message, RankError>) -> Result<Tensors, RankError> {
-    let damaged = |what: String| RankError::Damaged { rank: from, what };
+    let damaged = |what: String| RankError::damaged(from, what);
     let first = next()?;
     let mut lengths = Vec::new();
     match open(from, &first, Kind::Tensors)? {
@@ -437,7 +436,7 @@ fn unpack(from: usize, next: impl Fn() -> Result<Message, RankError>) -> Result<
 
 /// The body of a message of the expected kind, or the failure that came instead.
 fn open(from: usize, message: &Message, kind: Kind) -> Result<Result<&[u8], Elsewhere>, RankError> {
-    let damaged = |what: String| RankError::Damaged { rank: from, what };
+    let damaged = |what: String| RankError::damaged(from, what);
     match opened(message).map_err(damaged)? {
         (Kind::Failure, body) => {
             let failure = serde_json::from_slice(body).map_err(|error| damaged(error.to_string()))?;
@@ -450,8 +449,7 @@ fn open(from: usize, message: &Message, kind: Kind) -> Result<Result<&[u8], Else
 
 /// Splits a body into a signal and the rest.
 fn split_signal(from: usize, body: &[u8]) -> Result<(Option<Signal>, &[u8]), RankError> {
-    let (code, rest) =
-        body.split_first().ok_or_else(|| RankError::Damaged { rank: from, what: "it is empty".to_string() })?;
+    let (code, rest) = body.split_first().ok_or_else(|| RankError::damaged(from, "it is empty"))?;
     Ok((Signal::from_exit_code(*code), rest))
 }
 

@@ -85,7 +85,7 @@ pub fn step<E: Engine>(
         let reports = answers
             .iter()
             .enumerate()
-            .map(|(rank, body)| Report::from_bytes(body).map_err(|what| RankError::Damaged { rank, what }));
+            .map(|(rank, body)| Report::from_bytes(body).map_err(|what| RankError::damaged(rank, what)));
         Report::decide(step, reports.collect::<Result<_, _>>()?)
     })?;
     let tokens = rows.iter().map(|row| row.tokens().len()).sum();
@@ -99,8 +99,7 @@ pub(super) fn mean(sum: f64, count: usize) -> f64 {
 }
 
 pub(super) fn number(bytes: &[u8]) -> Result<f64, RankError> {
-    let damaged = |_| RankError::Damaged { rank: 0, what: "it is too short".to_string() };
-    bytes.try_into().map(f64::from_le_bytes).map_err(damaged)
+    bytes.try_into().map(f64::from_le_bytes).map_err(|_| RankError::damaged(0, "it has another length"))
 }
 
 /// Loss and accuracy of rows: each rank evaluates a range of consecutive rows.
@@ -124,7 +123,7 @@ pub fn evaluate<E: Engine>(
     let decided = team.agree(answer, |answers| {
         let mut all = Evaluated::default();
         for (rank, body) in answers.iter().enumerate() {
-            all.append(evaluated_from(body).map_err(|what| RankError::Damaged { rank, what })?);
+            all.append(evaluated_from(body).map_err(|what| RankError::damaged(rank, what))?);
         }
         // ORDER: ranks have consecutive rows.
         let Evaluation { loss_sum, correct, targets } = all.total();
@@ -134,7 +133,7 @@ pub fn evaluate<E: Engine>(
         let loss_sum = f64::from_bits(reader.number()?);
         Ok(Evaluation { loss_sum, correct: reader.number()? as usize, targets: reader.number()? as usize })
     };
-    Ok(read(&mut Reader(&decided)).map_err(|what| RankError::Damaged { rank: 0, what })?)
+    Ok(read(&mut Reader(&decided)).map_err(|what| RankError::damaged(0, what))?)
 }
 
 fn evaluated_from(body: &[u8]) -> Result<Evaluated, String> {
