@@ -15,7 +15,7 @@ use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure, Place};
 use isobit_models::build::Settings;
 use isobit_models::{Built, Config, Model, TrainedTensor, WeightSource, build_whole};
-use isobit_numerics::adamw::{AdamW, Coefficients};
+use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
 use isobit_proof::chain::TensorDigests;
@@ -305,12 +305,8 @@ impl<B: Backend> Engine for Trainer<B> {
         learning_rate: f64,
         settings: &StepSettings,
     ) -> Result<Vec<f32>, StepError> {
-        let coefficients = |weight_decay: f64| {
-            let StepSettings { beta1, beta2, eps, .. } = *settings;
-            AdamW { lr: learning_rate, beta1, beta2, eps, weight_decay }.coefficients(step)
-        };
-        let [decaying, plain] = [settings.weight_decay, 0.0].map(coefficients);
-        let coefficients = |parameter: &Parameter<B>| if parameter.decays { decaying } else { plain };
+        let of_tensor = settings.coefficients(step, learning_rate);
+        let coefficients = |parameter: &Parameter<B>| of_tensor(parameter.decays);
         match &mut self.optimizer {
             None => self.apply_on_device(gradients, coefficients),
             Some(optimizer) => Ok(optimizer.apply(&self.backend, &mut self.parameters, gradients, coefficients)?),

@@ -6,7 +6,7 @@
 
 use super::shards::{self, Shard, Shards};
 use super::team::Team;
-use super::update::{Report, groups_of, mean, number, rank_of};
+use super::update::{Report, groups_of, number, rank_of};
 use super::wire::{self, Reader};
 use super::{Elsewhere, RankError};
 use crate::engine::{Engine, Stored, first_not_finite, norm};
@@ -16,7 +16,6 @@ use crate::row::Row;
 use crate::step::{Losses, StepError, StepReport, StepSettings, Update};
 use isobit_kernels::buffer::copied;
 use isobit_kernels::float_state;
-use isobit_numerics::adamw::AdamW;
 use isobit_proof::chain::TensorDigests;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -34,8 +33,7 @@ pub fn step<E: Engine>(
 ) -> Result<StepReport, RunError> {
     // Sums and coefficients are computed on the calling thread.
     float_state::restore();
-    let targets: usize = rows.iter().map(|row| row.target_count()).sum();
-    let update = Update { rows, step, targets };
+    let update = Update::new(rows, step);
     let (shard, losses) = folded(engine, shards, team, &update, settings)?;
     let (mut shard, answer) = match shard.and_then(|shard| {
         let squares = shards.squares(shard.iter().map(Vec::as_slice))?;
@@ -54,7 +52,8 @@ pub fn step<E: Engine>(
     if let Some(coefficient) = decided.get(1) {
         shards::scale(&mut shard, *coefficient);
     }
-    apply(engine, shards, &shard, step, learning_rate, settings);
+    let coefficients = settings.coefficients(step, learning_rate);
+    shards.apply(&shard, |tensor| coefficients(engine.tensors()[tensor].decays));
     let written = spread(engine, shards, team)?;
     let (mut values, mut digests) = (Vec::new(), Vec::new());
     let answer = written.and_then(|()| {
@@ -83,12 +82,11 @@ pub fn step<E: Engine>(
         }
         Report::decide(step, reports)
     })?;
-    let tokens = rows.iter().map(|row| row.tokens().len()).sum();
     let grad_norm = decided.first().copied().unwrap_or(0.0);
     // Rank 0 has them, and only it records them.
     let each = values.into_iter().zip(digests);
     let digests = each.map(|(value, [gradient, m, v])| TensorDigests { gradient, value, moments: [m, v] }).collect();
-    Ok(StepReport { loss: mean(number(&loss)?, targets), grad_norm, tokens, targets, digests })
+    Ok(update.report(number(&loss)?, grad_norm, digests))
 }
 
 fn floats(values: &[f32]) -> Vec<u8> {
@@ -104,22 +102,6 @@ fn blocks(answers: &[Vec<u8>]) -> Result<Vec<f32>, RankError> {
         all.extend(Reader(answer).floats(answer.len() / 4).map_err(|what| RankError::damaged(rank, what))?);
     }
     Ok(all)
-}
-
-fn apply<E: Engine>(
-    engine: &E,
-    shards: &mut Shards,
-    shard: &[Vec<f32>],
-    step: u64,
-    learning_rate: f64,
-    settings: &StepSettings,
-) {
-    let coefficients = |weight_decay: f64| {
-        let StepSettings { beta1, beta2, eps, .. } = *settings;
-        AdamW { lr: learning_rate, beta1, beta2, eps, weight_decay }.coefficients(step)
-    };
-    let [decaying, plain] = [settings.weight_decay, 0.0].map(coefficients);
-    shards.apply(shard, |tensor| if engine.tensors()[tensor].decays { decaying } else { plain });
 }
 
 /// Passes the new weights of every rank on to all. The inner error is one of this rank alone.
@@ -151,8 +133,8 @@ fn folded<E: Engine>(
     update: &Update<'_>,
     settings: &StepSettings,
 ) -> Result<(Result<Vec<Vec<f32>>, RunError>, Losses), RankError> {
-    if update.targets == 0 {
-        return Ok((Err(StepError::NoTarget { step: update.step }.into()), Losses::default()));
+    if let Err(error) = update.check() {
+        return Ok((Err(error.into()), Losses::default()));
     }
     let groups = Groups::new(update.rows.len(), settings.gradient_groups);
     let (losses, kept) = (Losses::default(), VecDeque::new());

@@ -63,12 +63,9 @@ pub fn step<E: Engine>(
     }
     // Norms and coefficients are computed on the calling thread.
     float_state::restore();
-    let targets: usize = rows.iter().map(|row| row.target_count()).sum();
-    let update = Update { rows, step, targets };
+    let update = Update::new(rows, step);
     let mut applied = || -> Result<(Applied, Report), RunError> {
-        if targets == 0 {
-            return Err(StepError::NoTarget { step }.into());
-        }
+        update.check()?;
         let (mut gradients, losses) = gradients(engine, team, &update, settings)?;
         let applied = engine.clip_and_apply(&mut gradients, step, learning_rate, settings)?;
         let report = match &applied.digests[..] {
@@ -88,14 +85,7 @@ pub fn step<E: Engine>(
             .map(|(rank, body)| Report::from_bytes(body).map_err(|what| RankError::damaged(rank, what)));
         Report::decide(step, reports.collect::<Result<_, _>>()?)
     })?;
-    let tokens = rows.iter().map(|row| row.tokens().len()).sum();
-    let loss = number(&loss)?;
-    Ok(StepReport { loss: mean(loss, targets), grad_norm, tokens, targets, digests })
-}
-
-#[expect(clippy::float_arithmetic, reason = "the mean that a single process computes")]
-pub(super) fn mean(sum: f64, count: usize) -> f64 {
-    sum / count as f64
+    Ok(update.report(number(&loss)?, grad_norm, digests))
 }
 
 pub(super) fn number(bytes: &[u8]) -> Result<f64, RankError> {
