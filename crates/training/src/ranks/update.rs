@@ -129,12 +129,11 @@ pub fn evaluate<E: Engine>(
 fn evaluated_from(body: &[u8]) -> Result<Evaluated, String> {
     let mut reader = Reader(body);
     let (correct, targets) = (reader.number()? as usize, reader.number()? as usize);
-    let losses = reader.floats(reader.0.len() / 4)?;
-    reader.end()?;
-    Ok(Evaluated { losses, correct, targets })
+    Ok(Evaluated { losses: reader.last_floats()?, correct, targets })
 }
 
 /// What a rank says at the end of an update.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Report {
     /// Of its weights.
     digest: Digest,
@@ -173,9 +172,7 @@ impl Report {
         let digest = Digest([reader.number()?, reader.number()?]);
         let count = reader.number()?;
         let balance = (0..count).map(|_| Ok(f64::from_bits(reader.number()?))).collect::<Result<_, String>>()?;
-        let tokens = reader.floats(reader.0.len() / 4)?;
-        reader.end()?;
-        Ok(Self { digest, losses: Losses { tokens, balance } })
+        Ok(Self { digest, losses: Losses { tokens: reader.last_floats()?, balance } })
     }
 }
 
