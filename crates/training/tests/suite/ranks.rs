@@ -2,12 +2,16 @@
 //! damaged messages or differs from the others.
 
 use crate::ranks_ground::{Ended, Fault, Ground};
+use isobit_kernels::{Cpu, Path as CpuPath};
+use isobit_models::build;
 use isobit_training::checkpoint::Start;
-use isobit_training::prepare::RunError;
+use isobit_training::engine::Engine;
+use isobit_training::prepare::{RunError, build_settings, step_settings};
 use isobit_training::ranks::RankError;
 use isobit_training::ranks::update::groups_of;
 use isobit_training::run::Outcome;
 use isobit_training::signal::Signal;
+use isobit_training::trainer::Trainer;
 
 const LORA: &str = "type = \"lora\"\nlora_r = 4\nlora_dropout = 0.25";
 const FULL: &str = "type = \"full\"";
@@ -95,6 +99,18 @@ fn more_groups_than_rows() {
         ground.contents("one")["final/model.safetensors"],
         ground.contents("other groups")["final/model.safetensors"]
     );
+}
+
+/// An update that goes past the shards would apply nothing.
+#[test]
+#[should_panic(expected = "applies no update")]
+fn an_engine_without_moments_applies_nothing_in_silence() {
+    let ground = Ground::new("qwen2-tied", FULL);
+    let prepared = ground.prepared("out", &[], None).expect("it can train");
+    let cpu = Cpu::new(1, CpuPath::best()).expect("a thread");
+    let built = build(&cpu, &prepared.model, &prepared.weights, &build_settings(&prepared.run)).expect("built");
+    let rows: Vec<_> = prepared.train.iter().take(2).collect();
+    let _ = Trainer::without_moments(cpu, built).step(&rows, 1, 1e-3, &step_settings(&prepared.run));
 }
 
 #[test]
