@@ -45,7 +45,7 @@ pub trait Watch {
     /// Seconds since 1970, for TensorBoard.
     fn wall_seconds(&mut self) -> f64;
     fn step(&mut self, _step: u64, _report: &StepReport, _learning_rate: f64) {}
-    /// Seconds of the step before that were spent waiting for other ranks.
+    /// Seconds of all updates, evaluations and saves that were spent waiting for other ranks.
     fn communicated(&mut self, _seconds: f64) {}
     /// Peak bytes of each device's own memory so far, where it has any.
     fn device_memory(&mut self, _bytes_peak: &[Option<u64>]) {}
@@ -143,7 +143,9 @@ pub fn train_with<E: Engine>(
     let mut log = first(team, || begin(&state, prepared, from, start, (team.threads(), watch)))?;
     let trained_count = state.engine.tensors().iter().map(TrainedTensor::length).sum();
     watch.started(prepared, trained_count, state.progress.step);
+    let waited = team.communication_seconds();
     let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), team, watch)?;
+    watch.communicated(team.communication_seconds() - waited);
     if let Outcome::Finished { .. } = outcome {
         let finish = |(result, log): (&Final<'_>, &mut Log)| final_folder::finish(&state, prepared, result, log);
         team.agree_on(result.as_ref().zip(log.as_mut()).map_or(Ok(()), finish))?;
@@ -329,7 +331,6 @@ fn steps<E: Engine>(
         since_log.add(&report, watch.seconds() - begun, (!team.is_alone()).then_some(waited));
         watch.device_memory(&state.engine.device_peaks()?);
         watch.step(step, &report, learning_rate);
-        watch.communicated(waited);
         log_step(&mut state.progress, prepared, log, &mut since_log, (&report, learning_rate), watch)?;
         let mut evaluation = None;
         if run.has_eval() && run.eval.every.is_due(step, prepared.steps) {

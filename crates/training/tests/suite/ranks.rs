@@ -184,6 +184,21 @@ fn a_rank_that_hangs_is_named() {
     }
 }
 
+/// The lines of the metrics have the time of updates and evaluations; saves take some too.
+#[test]
+fn all_communication_is_told() {
+    let ground = Ground::new("qwen2-tied", FULL);
+    finished(&ground.train(2, "out", &[], &[]));
+    let metrics = std::fs::read_to_string(ground.path("out").join("metrics.jsonl")).expect("a file");
+    let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    let seconds = |line: &serde_json::Value| line["timing"]["communication_s"].as_f64().expect("two ranks");
+    let (evaluations, updates): (Vec<_>, Vec<_>) = lines.partition(|line| line.get("eval_loss").is_some());
+    let [evaluations, updates] = [evaluations, updates].map(|lines| lines.iter().map(seconds).sum::<f64>());
+    let told = *ground.communication.lock().expect("no rank panics");
+    assert!(evaluations > 0.0 && updates > 0.0);
+    assert!(told > evaluations + updates, "{told} s, of which {updates} and {evaluations}");
+}
+
 #[test]
 fn a_late_message_changes_nothing() {
     let ground = Ground::new("qwen2-base", LORA);

@@ -16,7 +16,7 @@ use isobit_training::trainer::Trainer;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What a rank does wrong.
@@ -56,13 +56,21 @@ pub(crate) struct Ground {
     adapter: &'static str,
     /// Whether even ranks divide the layers among two devices.
     pub(crate) lists: bool,
+    /// What the last run told rank 0 of its communication.
+    pub(crate) communication: Mutex<f64>,
 }
 
 impl Ground {
     /// A fixture of the models, and an [adapter] section.
     pub(crate) fn new(fixture: &str, adapter: &'static str) -> Self {
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(fixture);
-        let ground = Self { held: tempfile::tempdir().expect("folder"), base, adapter, lists: false };
+        let ground = Self {
+            held: tempfile::tempdir().expect("folder"),
+            base,
+            adapter,
+            lists: false,
+            communication: Mutex::new(0.0),
+        };
         ground.put_data("data.jsonl", 13, 0);
         ground
     }
@@ -195,7 +203,12 @@ impl Ground {
                 let built = isobit_models::build(&cpu, &prepared.model, &prepared.weights, &settings)?;
                 Ok(Trainer::new(cpu, built))
             };
-            train_with(make, prepared, start, &team, &mut Silent)
+            let mut watch = Told(0.0);
+            let trained = train_with(make, prepared, start, &team, &mut watch);
+            if rank == 0 {
+                *self.communication.lock().expect("no rank panics") = watch.0;
+            }
+            trained
         };
         trained().inspect_err(|error| team.abandon(error.exit_code()))
     }
@@ -264,6 +277,23 @@ impl Watch for Silent {
 
     fn wall_seconds(&mut self) -> f64 {
         0.0
+    }
+}
+
+/// Keeps the seconds of communication.
+struct Told(f64);
+
+impl Watch for Told {
+    fn seconds(&mut self) -> f64 {
+        0.0
+    }
+
+    fn wall_seconds(&mut self) -> f64 {
+        0.0
+    }
+
+    fn communicated(&mut self, seconds: f64) {
+        self.0 += seconds;
     }
 }
 
