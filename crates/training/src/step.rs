@@ -16,7 +16,7 @@ pub enum StepError {
     Tape(#[from] TapeError),
     #[error(transparent)]
     Device(#[from] DeviceFailure),
-    /// The thread of a device panicked.
+    /// The thread of a device panicked, or ended.
     #[error("{device}: {what}")]
     Stage { device: String, what: String },
     #[error("step {step}: the loss of row {row} is {value}")]
@@ -35,6 +35,11 @@ pub enum StepError {
 }
 
 impl StepError {
+    /// Whether a device had no memory for a buffer.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Device(failure) | Self::Tape(TapeError::Device(failure)) if failure.is_out_of_memory())
+    }
+
     /// The same failure in rows that are evaluated.
     pub(crate) fn in_evaluation(self) -> Self {
         match self {

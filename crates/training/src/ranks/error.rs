@@ -1,5 +1,6 @@
 //! Why ranks cannot go on together.
 
+use isobit_proof::name::counted;
 use serde::{Deserialize, Serialize};
 
 /// A failure of one rank, as the others hear of it.
@@ -13,7 +14,10 @@ pub struct Elsewhere {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RankError {
-    #[error("rank {rank} did not answer within {seconds} seconds: it hangs, is too slow, or its machine is lost")]
+    #[error(
+        "rank {rank} did not answer within {}: it hangs, is too slow, or its machine is lost",
+        counted(*.seconds, "second")
+    )]
     Silent { rank: usize, seconds: u64 },
     #[error("rank {rank} is gone: {why}")]
     Gone { rank: usize, why: String },
@@ -65,10 +69,12 @@ impl RankError {
             Self::Damaged { .. } => {
                 "check the network and memory of both machines, then continue with `--resume`".to_string()
             }
-            Self::Weights { is_majority: true, .. } => {
-                "the device or memory of that rank computes wrong results: run `isobit devices` there, leave it out, \
-                 and continue with `--resume`"
-                    .to_string()
+            Self::Weights { ranks, is_majority: true, .. } => {
+                let (of, out) = if ranks.len() == 1 { ("that rank", "it") } else { ("each of these ranks", "them") };
+                format!(
+                    "the device or memory of {of} computes wrong results: run `isobit devices` there, leave {out} out, \
+                     and continue with `--resume`"
+                )
             }
             Self::Weights { .. } => "one of these ranks computes wrong results: run `isobit devices` on each, leave \
                                      out the one that fails, and continue with `--resume`"

@@ -258,14 +258,15 @@ impl<B: Backend> Worker<B> {
 /// Why gradients are there.
 const HELD: &str = "the engine names gradients that it has made and not freed";
 
-/// For the engine, which must see every failure as one of its own.
-impl From<Stop> for StepError {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Failed(error) => error,
-            Stop::Neighbour => {
-                Self::Stage { device: "a device of the list".to_string(), what: "it stopped".to_string() }
-            }
+impl Stop {
+    /// The same for the engine, which must see every failure as that of a device.
+    pub(crate) fn on(self, device: &str) -> StepError {
+        match self {
+            Self::Failed(error) => error,
+            Self::Neighbour => StepError::Stage {
+                device: device.to_string(),
+                what: "it stopped because the thread of a device beside it in the list had ended".to_string(),
+            },
         }
     }
 }
