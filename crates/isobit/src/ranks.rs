@@ -7,7 +7,7 @@ use isobit_proof::name::counted;
 use isobit_training::config::{Device, Run};
 use isobit_training::prepare::RunError;
 use isobit_training::ranks::launch::Launch;
-use isobit_training::ranks::{Alone, Elsewhere, RankError, Team, World};
+use isobit_training::ranks::{Alone, RankError, Elsewhere, Team, World};
 
 /// The processes of this run: usually this one alone.
 pub(crate) fn world() -> Result<Box<dyn World>, Failure> {
@@ -78,15 +78,12 @@ pub(crate) fn shared(failure: &Failure, rank: usize) -> RunError {
 /// What this rank says about an error. One that another rank reports is only an exit code here.
 pub(crate) fn said(error: &RunError, team: &Team<'_>) -> Failure {
     let failure = match error {
-        RunError::Rank(RankError::Elsewhere(elsewhere)) => {
-            let Elsewhere { rank, code, what, hint } = elsewhere.clone();
+        RunError::Rank(RankError::Elsewhere(failure)) => {
+            let Elsewhere { rank, code, what, hint } = failure.clone();
             if rank != team.rank() {
                 return Failure { code, message: String::new(), hint: None };
             }
             Failure { code, message: what, hint }
-        }
-        RunError::Rank(RankError::Aborted { code }) => {
-            return Failure::printed(*code);
         }
         other => Failure::from(other),
     };

@@ -23,8 +23,6 @@ pub enum RankError {
     Gone { rank: usize, why: String },
     #[error("a message from rank {rank} arrived damaged: {what}")]
     Damaged { rank: usize, what: String },
-    #[error("a rank ended the run with exit code {code}")]
-    Aborted { code: u8 },
     #[error("after update {step} the weights of {} differ from those of rank {reference}", named(.ranks))]
     Weights {
         step: u64,
@@ -53,8 +51,7 @@ impl RankError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Silent { .. } | Self::Gone { .. } | Self::Damaged { .. } | Self::Weights { .. } => 6,
-            Self::Aborted { code } => *code,
-            Self::Elsewhere(elsewhere) => elsewhere.code,
+            Self::Elsewhere(failure) => failure.code,
         }
     }
 
@@ -63,9 +60,7 @@ impl RankError {
             Self::Silent { .. } => "look at that rank's machine; a larger `rank_timeout` waits longer, and \
                                     `--resume` continues from the last checkpoint"
                 .to_string(),
-            Self::Gone { .. } | Self::Aborted { .. } => {
-                "`--resume` continues from the last checkpoint, with any number of ranks".to_string()
-            }
+            Self::Gone { .. } => "`--resume` continues from the last checkpoint, with any number of ranks".to_string(),
             Self::Damaged { .. } => {
                 "check the network and memory of both machines, then continue with `--resume`".to_string()
             }
@@ -79,7 +74,7 @@ impl RankError {
             Self::Weights { .. } => "one of these ranks computes wrong results: run `isobit devices` on each, leave \
                                      out the one that fails, and continue with `--resume`"
                 .to_string(),
-            Self::Elsewhere(elsewhere) => return elsewhere.hint.clone(),
+            Self::Elsewhere(failure) => return failure.hint.clone(),
         })
     }
 

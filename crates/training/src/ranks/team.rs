@@ -6,7 +6,7 @@
 //! whom that one waits for in turn; the first that gives no answer is the one.
 
 use super::wire::{self, Kind, Reader, message, opened};
-use super::{Alone, Channel, Elsewhere, Message, RankError, World, WorldError};
+use super::{Alone, Channel, Message, RankError, Elsewhere, World, WorldError};
 use crate::prepare::RunError;
 use crate::signal::Signal;
 use serde::Serialize;
@@ -231,16 +231,16 @@ impl<'w> Team<'w> {
         let mut failure = None;
         let own = own.map_err(|error| self.keep(error, &mut failure));
         self.broadcast_tensors(own.as_ref().map(|values| vec![values]).map_err(Clone::clone))?;
-        own.map_err(|elsewhere| failure.unwrap_or(RankError::Elsewhere(elsewhere).into()))
+        own.map_err(|told| failure.unwrap_or(RankError::Elsewhere(told).into()))
     }
 
     /// The form in which other ranks hear of a failure. Keeps the failure itself for this rank.
     pub(super) fn keep(&self, error: RunError, own: &mut Option<RunError>) -> Elsewhere {
-        if let RunError::Rank(RankError::Elsewhere(elsewhere)) = error {
-            if elsewhere.rank == self.rank() && own.is_none() {
-                *own = Some(RankError::Elsewhere(elsewhere.clone()).into());
+        if let RunError::Rank(RankError::Elsewhere(failure)) = error {
+            if failure.rank == self.rank() && own.is_none() {
+                *own = Some(RankError::Elsewhere(failure.clone()).into());
             }
-            return elsewhere;
+            return failure;
         }
         let (rank, code, what, hint) = (self.rank(), error.exit_code(), error.to_string(), error.hint());
         own.get_or_insert(error);
@@ -454,10 +454,8 @@ fn split_signal(from: usize, body: &[u8]) -> Result<(Option<Signal>, &[u8]), Ran
 }
 
 fn lost(error: WorldError) -> RankError {
-    match error {
-        WorldError::Gone { rank, why } => RankError::Gone { rank, why },
-        WorldError::Aborted { code } => RankError::Aborted { code },
-    }
+    let WorldError::Gone { rank, why } = error;
+    RankError::Gone { rank, why }
 }
 
 fn failed(failure: &Elsewhere) -> Message {

@@ -7,7 +7,7 @@
 
 use super::team::Team;
 use super::wire::{self, Reader};
-use super::{Elsewhere, RankError};
+use super::{RankError, Elsewhere};
 use crate::engine::{Applied, Engine};
 use crate::groups::{Groups, middle};
 use crate::prepare::RunError;
@@ -201,9 +201,7 @@ fn gradients<E: Engine>(
     let Tree { losses, own, .. } = tree;
     match gradients {
         Ok(gradients) => Ok((gradients, losses)),
-        Err(failure) => {
-            Err(own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Elsewhere(failure).into()))
-        }
+        Err(failure) => Err(own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Elsewhere(failure).into())),
     }
 }
 

@@ -168,9 +168,9 @@ impl Stage<'_> {
         }
         for command in self.commands {
             float_state::restore();
-            if let Some(answer) = worker.obey(command)
-                && self.replies.send(Reply::Answered(answer)).is_err()
-            {
+            let is_answered = !matches!(command, Command::Free { .. });
+            let answer = worker.answer(command);
+            if is_answered && self.replies.send(Reply::Answered(answer)).is_err() {
                 return;
             }
         }
@@ -184,14 +184,6 @@ struct Worker<B: Backend> {
 }
 
 impl<B: Backend> Worker<B> {
-    fn obey(&mut self, command: Command) -> Option<Result<Answer, Stop>> {
-        if let Command::Free { slot } = command {
-            self.gradients.remove(&slot);
-            return None;
-        }
-        Some(self.answer(command))
-    }
-
     fn answer(&mut self, command: Command) -> Result<Answer, Stop> {
         let trainer = &mut self.trainer;
         match command {
@@ -236,7 +228,7 @@ impl<B: Backend> Worker<B> {
             Command::Write { tensor, which, values } => trainer.write(tensor, which, values)?,
             Command::WriteTable { values } => trainer.write_table(&values),
             Command::Peak => return Ok(Answer::Peak(trainer.backend.device_peak_bytes())),
-            Command::Free { .. } => {}
+            Command::Free { slot } => drop(self.gradients.remove(&slot)),
         }
         Ok(Answer::Done)
     }

@@ -8,7 +8,9 @@ use isobit_training::config;
 use isobit_training::metrics::without_timing;
 use isobit_training::prepare::{Prepared, RunError, prepare};
 use isobit_training::ranks::threads::{Thread, world};
-use isobit_training::ranks::{Channel, Elsewhere, Message, Neighbours, RankError, Team, World, WorldError, handshake};
+use isobit_training::ranks::{
+    Channel, Message, Neighbours, RankError, Elsewhere, Team, World, WorldError, handshake,
+};
 use isobit_training::run::{Outcome, Watch, is_sharded, train_with};
 use isobit_training::signal::Signal;
 use isobit_training::stages::{Divided, Stage, StageDevice, Stages};
@@ -164,7 +166,7 @@ impl Ground {
             sets.push(set);
         }
         let prepared = self.prepared(output, &sets, fault);
-        let timeout = prepared.as_ref().map_or(600, |prepared| prepared.run.rank_timeout);
+        let timeout = prepared.as_ref().map_or(config::RANK_TIMEOUT_DEFAULT, |prepared| prepared.run.rank_timeout);
         let rank = thread.rank();
         let world = Faulty { inner: RefCell::new(Some(thread)), rank, fault: fault.cloned(), sent: Cell::new(0) };
         let asked = Cell::new(0);
@@ -174,19 +176,13 @@ impl Ground {
         };
         let team = Team::new(&world, Duration::from_secs(timeout.into())).with_signals(requested);
         let trained = || -> Result<Outcome, RunError> {
-            let introduction = prepared.as_ref().map(handshake::Introduction::of);
-            handshake::compare(
-                &team,
-                introduction.map_err(|error| {
-                    RankError::Elsewhere(Elsewhere {
-                        rank,
-                        code: error.exit_code(),
-                        what: error.to_string(),
-                        hint: error.hint(),
-                    })
-                    .into()
-                }),
-            )?;
+            let failure = |error: &RunError| {
+                let (code, what, hint) = (error.exit_code(), error.to_string(), error.hint());
+                RunError::from(RankError::Elsewhere(Elsewhere { rank, code, what, hint }))
+            };
+            let introduction = prepared.as_ref().map_err(failure);
+            let introduction = introduction.and_then(|prepared| handshake::Introduction::of(prepared, team.size()));
+            handshake::compare(&team, introduction)?;
             let prepared = prepared.as_ref().expect("otherwise the ranks do not agree");
             if self.lists && rank.is_multiple_of(2) {
                 return divided(prepared, start, &team);
