@@ -115,7 +115,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         train_on_device(arguments, ready.as_ref().map_err(Failure::clone)?, &team)
     };
     Failure::catch(trained).map_err(|failure| {
-        if !team.knows_of_the_end() {
+        if !team.others_know_the_end() {
             // The others are stopped at once, and so is this process.
             let failure = ranks::named(failure, &team).told();
             team.abandon(failure.code);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A failure of one rank, as the others hear of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Elsewhere {
+pub struct RankFailure {
     pub rank: usize,
     pub code: u8,
     pub what: String,
@@ -33,7 +33,7 @@ pub enum RankError {
     },
     /// All ranks know of this one; the rank itself reports it.
     #[error("rank {}: {}", .0.rank, .0.what)]
-    Elsewhere(Elsewhere),
+    Failed(RankFailure),
 }
 
 /// `rank 2`, or `ranks 2, 3`.
@@ -51,7 +51,7 @@ impl RankError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Silent { .. } | Self::Gone { .. } | Self::Damaged { .. } | Self::Weights { .. } => 6,
-            Self::Elsewhere(failure) => failure.code,
+            Self::Failed(failure) => failure.code,
         }
     }
 
@@ -74,12 +74,12 @@ impl RankError {
             Self::Weights { .. } => "one of these ranks computes wrong results: run `isobit devices` on each, leave \
                                      out the one that fails, and continue with `--resume`"
                 .to_string(),
-            Self::Elsewhere(failure) => return failure.hint.clone(),
+            Self::Failed(failure) => return failure.hint.clone(),
         })
     }
 
     /// Whether messages can still be exchanged with every rank.
     pub fn leaves_all_reachable(&self) -> bool {
-        matches!(self, Self::Elsewhere(_) | Self::Weights { .. })
+        matches!(self, Self::Failed(_) | Self::Weights { .. })
     }
 }

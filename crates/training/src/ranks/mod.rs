@@ -17,7 +17,7 @@ pub mod threads;
 pub mod update;
 mod wire;
 
-pub use error::{RankError, Elsewhere};
+pub use error::{RankError, RankFailure};
 pub use team::Team;
 
 use std::sync::Arc;

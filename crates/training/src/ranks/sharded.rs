@@ -8,7 +8,7 @@ use super::shards::{self, Shard, Shards};
 use super::team::Team;
 use super::update::{Report, groups_of, number, rank_of};
 use super::wire::{self, Reader};
-use super::{Elsewhere, RankError};
+use super::{RankError, RankFailure};
 use crate::engine::{Engine, Stored, first_not_finite, norm};
 use crate::groups::{Groups, middle};
 use crate::prepare::RunError;
@@ -152,7 +152,7 @@ fn spread<E: Engine>(engine: &mut E, shards: &Shards, team: &Team<'_>) -> Result
             team.broadcast_tensors(Ok(shards.values().collect::<Vec<_>>()))?;
             of_ranks.push(shards.values().map(Cow::Borrowed).collect());
         } else {
-            let received = team.receive_broadcast(rank)?.map_err(RankError::Elsewhere)?;
+            let received = team.receive_broadcast(rank)?.map_err(RankError::Failed)?;
             of_ranks.push(received.into_iter().map(Cow::Owned).collect());
         }
     }
@@ -184,7 +184,7 @@ fn folded<E: Engine>(
     let Exchange { losses, own, .. } = exchange;
     let shard = shard
         .map(|shard| shards.combined(shard))
-        .map_err(|failure| own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Elsewhere(failure).into()));
+        .map_err(|failure| own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Failed(failure).into()));
     Ok((shard, losses))
 }
 
@@ -226,9 +226,9 @@ impl<E: Engine> Exchange<'_, E> {
     fn send(&mut self, node: Range<usize>) -> Result<(), RankError> {
         let parts = if let Some(own) = self.own.take() {
             // Nothing more is computed after a failure.
-            Err(self.team.keep(own, &mut self.own))
+            Err(self.team.told_to_others(own, &mut self.own))
         } else {
-            self.node(node).map_err(|error| self.team.keep(error.into(), &mut self.own))
+            self.node(node).map_err(|error| self.team.told_to_others(error.into(), &mut self.own))
         };
         for rank in 0..self.team.size() {
             let shard = parts.as_ref().map(|parts| self.shards.part_of(rank, parts)).map_err(Clone::clone);
@@ -269,7 +269,7 @@ impl<E: Engine> Exchange<'_, E> {
         Ok(match (left, right) {
             // The failure of the earlier rows is the one that a single process meets first.
             (Some(Ok(left)), Some(Ok(right))) => Some(Ok(shards::add(left, &right, rank)?)),
-            (Some(Err(failure)), Some(_)) | (Some(Ok(_)), Some(Err(failure))) => Some(Err::<_, Elsewhere>(failure)),
+            (Some(Err(failure)), Some(_)) | (Some(Ok(_)), Some(Err(failure))) => Some(Err::<_, RankFailure>(failure)),
             (left, right) => left.or(right),
         })
     }

@@ -7,7 +7,7 @@
 #![expect(clippy::float_arithmetic, reason = "the tree's addition and the scaling of gradients, on the host")]
 
 use super::team::Team;
-use super::{Elsewhere, RankError};
+use super::{RankError, RankFailure};
 use crate::engine::{Engine, Stored};
 use crate::groups::Groups;
 use crate::prepare::RunError;
@@ -107,7 +107,7 @@ impl Shards {
             }
             let mut pieces = vec![own.into_iter().map(Cow::Borrowed).collect::<Vec<_>>()];
             for rank in 1..team.size() {
-                let received = team.receive_tensors(rank)?.map_err(RankError::Elsewhere)?;
+                let received = team.receive_tensors(rank)?.map_err(RankError::Failed)?;
                 pieces.push(received.into_iter().map(Cow::Owned).collect());
             }
             *whole = self.whole(pieces)?;
@@ -266,7 +266,7 @@ pub(super) fn scale(shard: &mut [Vec<f32>], factor: f32) {
 }
 
 /// Gradients of a shard, or the failure that came instead.
-pub(super) type Shard = Result<Vec<Vec<f32>>, Elsewhere>;
+pub(super) type Shard = Result<Vec<Vec<f32>>, RankFailure>;
 
 #[cfg(test)]
 mod tests {

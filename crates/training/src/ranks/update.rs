@@ -7,7 +7,7 @@
 
 use super::team::Team;
 use super::wire::{self, Reader};
-use super::{RankError, Elsewhere};
+use super::{RankError, RankFailure};
 use crate::engine::{Applied, Engine};
 use crate::groups::{Groups, middle};
 use crate::prepare::RunError;
@@ -201,13 +201,13 @@ fn gradients<E: Engine>(
     let Tree { losses, own, .. } = tree;
     match gradients {
         Ok(gradients) => Ok((gradients, losses)),
-        Err(failure) => Err(own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Elsewhere(failure).into())),
+        Err(failure) => Err(own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Failed(failure).into())),
     }
 }
 
 /// Where the gradients of a node are.
 enum Place<G> {
-    Here(Result<G, Elsewhere>),
+    Here(Result<G, RankFailure>),
     /// With another rank.
     With(usize),
 }
@@ -260,7 +260,7 @@ impl<E: Engine> Tree<'_, E> {
         }
         if let Some(own) = self.own.take() {
             // Nothing more is computed after a failure.
-            return Place::Here(Err(self.team.keep(own, &mut self.own)));
+            return Place::Here(Err(self.team.told_to_others(own, &mut self.own)));
         }
         let computed = self.engine.group_gradients(self.update, self.groups.rows_of(group), self.settings);
         Place::Here(self.kept(computed).map(|(gradients, losses)| {
@@ -271,16 +271,16 @@ impl<E: Engine> Tree<'_, E> {
 
     fn add(
         &mut self,
-        left: Result<E::Gradients, Elsewhere>,
-        right: Result<E::Gradients, Elsewhere>,
-    ) -> Result<E::Gradients, Elsewhere> {
+        left: Result<E::Gradients, RankFailure>,
+        right: Result<E::Gradients, RankFailure>,
+    ) -> Result<E::Gradients, RankFailure> {
         // The failure of the earlier rows is the one that a single process meets first.
         let (left, right) = (left?, right?);
         self.kept(self.engine.add(left, right))
     }
 
     /// The root's gradients, combined, for every rank.
-    fn spread(&mut self, root: Place<E::Gradients>) -> Result<Result<E::Gradients, Elsewhere>, RankError> {
+    fn spread(&mut self, root: Place<E::Gradients>) -> Result<Result<E::Gradients, RankFailure>, RankError> {
         match root {
             Place::Here(gradients) => {
                 let combined = gradients.and_then(|mut gradients| {
@@ -303,8 +303,8 @@ impl<E: Engine> Tree<'_, E> {
     }
 
     /// Keeps a failure of this rank and returns what others hear of it.
-    fn kept<T>(&mut self, result: Result<T, StepError>) -> Result<T, Elsewhere> {
-        result.map_err(|error| self.team.keep(error.into(), &mut self.own))
+    fn kept<T>(&mut self, result: Result<T, StepError>) -> Result<T, RankFailure> {
+        result.map_err(|error| self.team.told_to_others(error.into(), &mut self.own))
     }
 }
 

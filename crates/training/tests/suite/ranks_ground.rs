@@ -9,7 +9,7 @@ use isobit_training::metrics::without_timing;
 use isobit_training::prepare::{Prepared, RunError, prepare};
 use isobit_training::ranks::threads::{Thread, world};
 use isobit_training::ranks::{
-    Channel, Message, Neighbours, RankError, Elsewhere, Team, World, WorldError, handshake,
+    Channel, Message, Neighbours, RankError, RankFailure, Team, World, WorldError, handshake,
 };
 use isobit_training::run::{Outcome, Watch, is_sharded, train_with};
 use isobit_training::signal::Signal;
@@ -178,7 +178,7 @@ impl Ground {
         let trained = || -> Result<Outcome, RunError> {
             let failure = |error: &RunError| {
                 let (code, what, hint) = (error.exit_code(), error.to_string(), error.hint());
-                RunError::from(RankError::Elsewhere(Elsewhere { rank, code, what, hint }))
+                RunError::from(RankError::Failed(RankFailure { rank, code, what, hint }))
             };
             let introduction = prepared.as_ref().map_err(failure);
             let introduction = introduction.and_then(|prepared| handshake::Introduction::of(prepared, team.size()));
