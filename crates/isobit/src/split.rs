@@ -319,14 +319,14 @@ impl Plans<'_> {
         offload: Offload,
     ) -> Result<MemoryPlan, RunError> {
         let (settings, step) = (fits::settings(self.run), step_settings(self.run));
-        let (rows, behind) = (self.run.rows_per_update() as usize, self.planned.len() - 1 - at);
-        let peak = PeakOfUpdate::of_stage(rows, step.gradient_groups, step.micro_batch_size, behind);
+        let (rows, stages_after) = (self.run.rows_per_update() as usize, self.planned.len() - 1 - at);
+        let peak = PeakOfUpdate::of_stage(rows, step.gradient_groups, step.micro_batch_size, stages_after);
         let group_rows = rows.div_ceil(step.gradient_groups);
         let step = StepSettings { gradient_groups: peak.groups, ..step };
         let row = longest_rows(1, settings.positions);
         let stage = PlannedStage {
             part,
-            behind,
+            stages_after,
             trained_before,
             settings: &settings,
             step: &step,

@@ -207,7 +207,7 @@ fn generation<L: MemoryLayout>(
 pub struct PlannedStage<'a> {
     pub part: Part,
     /// Devices behind this one.
-    pub behind: usize,
+    pub stages_after: usize,
     /// Whether a device before it trains anything.
     pub trained_before: bool,
     pub settings: &'a Settings,
@@ -239,7 +239,7 @@ pub fn stage_memory<L: MemoryLayout>(
     let built = build_placed(&backend, model, source, settings, part, offload)?;
     let with_moments = stage.ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
-    let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
+    let alone = |trainer| Alone { trainer, stages_after: stage.stages_after, trained_before: stage.trained_before };
     let (packs, waiting, evaluated) = (stage.packs, stage.waiting, stage.evaluated);
     let (applies, hidden) = (with_moments, model.hidden);
     let update = Counted { step, rows, packs, waiting, evaluated, hidden, applies };
@@ -279,8 +279,8 @@ struct Counted<'a> {
     applies: bool,
 }
 
-/// An update. Where ranks hold the optimizer in shards it ends with the gradients: the host updates,
-/// and new values take the place of the old.
+/// An update. Where ranks hold the optimizer in shards it ends with the gradients: the host does the
+/// rest, and new values take the place of the old.
 fn take<E: Engine>(
     engine: &mut E,
     rows: &[&Row],
@@ -420,11 +420,11 @@ impl PeakOfUpdate {
         Self::of_stage(rows, groups, micro_batch_size, 0)
     }
 
-    /// On a device with `behind` more behind it, which holds a micro-batch for each of them too.
-    pub fn of_stage(rows: usize, groups: usize, micro_batch_size: usize, behind: usize) -> Self {
+    /// On a device with `stages_after` behind it, which holds a micro-batch for each of them too.
+    pub fn of_stage(rows: usize, groups: usize, micro_batch_size: usize, stages_after: usize) -> Self {
         let all = Groups::new(rows, groups);
         let computed = groups.min(rows).min(2);
-        let of_group = rows.div_ceil(groups).min((behind + 2) * micro_batch_size);
+        let of_group = rows.div_ceil(groups).min((stages_after + 2) * micro_batch_size);
         Self {
             groups: computed,
             rows: computed * of_group,

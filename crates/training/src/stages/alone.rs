@@ -19,7 +19,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 pub(crate) struct Alone<B: Backend> {
     pub(crate) trainer: Trainer<B>,
     /// Stages behind this one.
-    pub(crate) behind: usize,
+    pub(crate) stages_after: usize,
     /// Whether a stage before this one trains anything.
     pub(crate) trained_before: bool,
 }
@@ -83,7 +83,7 @@ impl<B: Backend> Engine for Alone<B> {
         let update = Update { rows: &update.rows[group], ..*update };
         let (links, _ends) = self.links(update.rows, settings.micro_batch_size);
         let group = Group { update, first_row, settings };
-        schedule::group_gradients(&self.trainer, &group, &links, self.behind).map_err(|stop| stop.on(PLANNED))
+        schedule::group_gradients(&self.trainer, &group, &links, self.stages_after).map_err(|stop| stop.on(PLANNED))
     }
 
     fn add(&self, left: Gradients<B>, right: Gradients<B>) -> Result<Gradients<B>, StepError> {

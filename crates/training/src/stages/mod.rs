@@ -116,7 +116,7 @@ impl Stages {
                 settings: settings.clone(),
                 placement: Placement::new(Offload::NONE, with_moments, 1),
                 part,
-                behind: counts.len() - 1 - at,
+                stages_after: counts.len() - 1 - at,
                 commands: orders,
                 replies: answer.clone(),
             };

@@ -134,7 +134,7 @@ pub struct Stage<'a> {
     pub(crate) placement: Placement,
     pub(crate) part: Part,
     /// Stages behind this one.
-    pub(crate) behind: usize,
+    pub(crate) stages_after: usize,
     pub(crate) commands: Receiver<Command>,
     pub(crate) replies: Sender<Reply>,
 }
@@ -156,7 +156,7 @@ impl Stage<'_> {
             placed.map_err(RunError::from)
         });
         let mut worker = match trainer {
-            Ok(trainer) => Worker { trainer, behind: self.behind, gradients: BTreeMap::new() },
+            Ok(trainer) => Worker { trainer, stages_after: self.stages_after, gradients: BTreeMap::new() },
             Err(error) => {
                 // Nobody waits for it any more if another stage failed first.
                 let _ = self.replies.send(Reply::Built(Err(error)));
@@ -179,7 +179,7 @@ impl Stage<'_> {
 
 struct Worker<B: Backend> {
     trainer: Trainer<B>,
-    behind: usize,
+    stages_after: usize,
     gradients: BTreeMap<Slot, Gradients<B>>,
 }
 
@@ -241,7 +241,7 @@ impl<B: Backend> Worker<B> {
         let rows: Vec<&Row> = shared.rows.iter().collect();
         let update = Update { rows: &rows, step: shared.step, targets: shared.targets };
         let group = Group { update, first_row: shared.first_row, settings: &shared.settings };
-        let (gradients, losses) = schedule::group_gradients(&self.trainer, &group, links, self.behind)?;
+        let (gradients, losses) = schedule::group_gradients(&self.trainer, &group, links, self.stages_after)?;
         self.gradients.insert(slot, gradients);
         Ok(Answer::Losses(losses))
     }
