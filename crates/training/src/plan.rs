@@ -279,8 +279,8 @@ struct Counted<'a> {
     applies: bool,
 }
 
-/// An update. Where ranks hold the optimizer in shards it ends with the gradients: the host does the
-/// rest, and new values take the place of the old.
+/// An update. Where ranks hold the optimizer in shards it ends with the gradients: the host does
+/// the rest, and new values take the place of the old.
 fn take<E: Engine>(
     engine: &mut E,
     rows: &[&Row],

@@ -460,3 +460,24 @@ pub fn step_settings(run: &Run) -> StepSettings {
         digests: true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_fails_in_a_step_brings_a_hint() {
+        let failure = |what: &str| DeviceFailure { device: "cuda:0".to_string(), what: what.to_string() };
+        let in_step = |what: &str| [StepError::Device(failure(what)), StepError::Tape(failure(what).into())];
+        let panicked = StepError::Stage { device: "cpu".to_string(), what: "its thread has ended".to_string() };
+        for error in in_step("it is lost").into_iter().chain([panicked]).map(RunError::from) {
+            let hint = error.hint().expect("a hint");
+            assert_eq!(error.exit_code(), 6, "{error}");
+            assert!(hint.contains("`isobit doctor`") && hint.contains("`--resume`"), "{error}: {hint}");
+        }
+        for error in in_step(&format!("{} of 5 bytes", DeviceFailure::NO_MEMORY)).map(RunError::from) {
+            assert_eq!(error.exit_code(), 4, "{error}");
+            assert_eq!(error.hint().as_deref(), Some(MEMORY_HINT), "{error}");
+        }
+    }
+}

@@ -1,5 +1,5 @@
-//! Ranks as threads of one process: the tests of the protocols, and `cargo xtask laws`, need neither
-//! MPI nor processes.
+//! Ranks as threads of one process: what the protocols are tested with, and the laws that `cargo
+//! xtask laws` compares.
 
 use super::{Channel, Message, Neighbours, World, WorldError};
 use std::collections::{BTreeMap, VecDeque};
