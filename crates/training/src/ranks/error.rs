@@ -44,8 +44,8 @@ fn named(ranks: &[usize]) -> String {
 
 impl RankError {
     /// A message that is not what this rank must have sent.
-    pub(super) fn damaged(rank: usize, what: impl ToString) -> Self {
-        Self::Damaged { rank, what: what.to_string() }
+    pub(super) fn damaged(rank: usize, what: impl Into<String>) -> Self {
+        Self::Damaged { rank, what: what.into() }
     }
 
     pub fn exit_code(&self) -> u8 {

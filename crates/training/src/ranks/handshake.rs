@@ -113,7 +113,7 @@ pub fn compare(team: &Team<'_>, own: Result<Introduction, RunError>) -> Result<(
         let mut read = Vec::new();
         for (rank, answer) in answers.iter().enumerate() {
             let introduction: Introduction =
-                serde_json::from_slice(answer).map_err(|error| RankError::damaged(rank, error))?;
+                serde_json::from_slice(answer).map_err(|error| RankError::damaged(rank, error.to_string()))?;
             read.push(introduction);
         }
         let found = read.iter().enumerate().find_map(|(rank, other)| read[0].difference(rank, other));

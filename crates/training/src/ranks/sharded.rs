@@ -73,7 +73,9 @@ fn agreed_norm<E: Engine>(
     })?;
     let decided = floats_of(0, &decided)?;
     let (total, coefficient) = decided.split_first().ok_or_else(|| RankError::damaged(0, "it has no norm"))?;
-    coefficient.iter().for_each(|coefficient| shards::scale(&mut shard, *coefficient));
+    if let Some(coefficient) = coefficient.first() {
+        shards::scale(&mut shard, *coefficient);
+    }
     Ok((shard, *total))
 }
 

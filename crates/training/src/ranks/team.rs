@@ -214,7 +214,7 @@ impl<'w> Team<'w> {
         let json = |value: T| serde_json::to_vec(&value).expect("what ranks share has a JSON form");
         let answer = if self.is_first() { make().map(json) } else { Ok(Vec::new()) };
         let made = self.agree(answer, |mut answers| Ok(answers.swap_remove(0)))?;
-        Ok(serde_json::from_slice(&made).map_err(|error| RankError::damaged(0, error))?)
+        Ok(serde_json::from_slice(&made).map_err(|error| RankError::damaged(0, error.to_string()))?)
     }
 
     /// The numbers that rank 0 found, for every rank. If it failed, all fail; the next agreement
