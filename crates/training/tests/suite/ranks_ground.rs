@@ -289,7 +289,7 @@ impl Watch for Told {
     }
 
     fn communicated(&mut self, seconds: f64) {
-        self.0 += seconds;
+        self.0 = seconds;
     }
 }
 
