@@ -115,13 +115,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         train_on_device(arguments, ready.as_ref().map_err(Failure::clone)?, &team)
     };
     Failure::catch(trained).map_err(|failure| {
-        if !team.others_know_the_end() {
-            // The others are stopped at once, and so is this process.
-            let failure = ranks::named(failure, &team).told();
-            team.abandon(failure.code);
-            return failure;
-        }
-        failure
+        let failure = if team.others_know_the_end() { failure } else { ranks::named(failure, &team) };
+        // Before this process leaves: a launcher kills the others as soon as one has left with an
+        // error, and those that do not know the end are stopped at once, as this process is.
+        failure.say();
+        team.abandon(failure.code);
+        Failure::printed(failure.code)
     })
 }
 
