@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--isobit", default="target/release/isobit")
 parser.add_argument("--config", required=True)
 parser.add_argument("--into", default="bench-ranks")
@@ -48,20 +48,28 @@ groups = options.groups or most
 if options.updates < 2 or min(ranks) < 1 or groups < most:
     parser.error("at least 2 updates, ranks from 1 on, and as many groups as ranks")
 os.makedirs(options.into, exist_ok=True)
-# A rank's cores follow from its number on the machine.
-BOUND = 'k=${OMPI_COMM_WORLD_LOCAL_RANK:-%d}; exec taskset -c $((%d*k))-$((%d*k+%d)) "$@"'
+# The cores of a process follow from its place, or as a rank from its number on the machine, as Open
+# MPI, MPICH or Slurm say it: without one all ranks would share the same cores.
+BOUND = """
+k=${2:-${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-$SLURM_LOCALID}}}
+[ "$k" ] || { echo "--cores: the launcher does not say which rank of this machine a process is" >&2; exit 2; }
+first=$(($1 * k)) last=$(($1 * k + $1 - 1))
+shift 2
+exec taskset -c $first-$last "$@"
+"""
 
 
 def start(folder, count, settings, place):
     command = [*options.mpirun.split(), "-n", str(count)] if count > 1 else []
     if options.cores:
-        command += ["bash", "-c", BOUND % (place, options.cores, options.cores, options.cores - 1), "bound"]
+        command += ["bash", "-c", BOUND, "bound", str(options.cores), str(place) if count == 1 else ""]
     command += [options.isobit, "train", options.config, "--threads", str(options.threads), "--no-plan", "-q"]
     settings = {
         "output_dir": folder,
         "training.max_steps": options.updates,
         "training.gradient_groups": groups,
         "training.logging_steps": 1,
+        "eval.eval_strategy": "no",
     } | settings
     command += [f"--set={key}={value}" for key, value in settings.items()]
     return subprocess.Popen(command)
@@ -78,7 +86,8 @@ def train(number, run):
     results = []
     for folder in folders:
         lines = [json.loads(line) for line in open(os.path.join(folder, "metrics.jsonl"))]
-        timing = [line["timing"] for line in lines if "seconds" in line.get("timing", {})][1:]
+        # Lines of evaluations have a time too.
+        timing = [line["timing"] for line in lines if "loss" in line and "seconds" in line.get("timing", {})][1:]
         results.append(([t["seconds"] for t in timing], [t.get("communication_s", 0.0) for t in timing]))
     return folders, *max(results, key=lambda result: statistics.median(result[0]))
 

@@ -72,7 +72,7 @@ pub(crate) fn ranks(scene: &Path, run: &str, count: usize, settings: &[&str]) ->
     let rank = |world: &dyn World| -> Result<(), RunError> {
         let team = Team::new(world, Duration::from_mins(10));
         let prepared = prepared(scene, run, settings)?;
-        handshake::compare(&team, Ok(handshake::Introduction::of(&prepared)))?;
+        handshake::compare(&team, handshake::Introduction::of(&prepared, team.size()))?;
         train(&prepared, cpu(1, CpuPath::best()), &team)
     };
     let rank = &rank;

@@ -1,6 +1,7 @@
 //! Weights of layers that are kept in host memory: frozen ones in the format of their file or in 4
 //! bits, trained ones in float32. While a layer is computed, the weights of the layer after it come
-//! to the device, and all others have left: the device holds two layers.
+//! to the device, and all others have left: the device holds two layers. Numbers of 16 and 32 bits
+//! come beside the computation where the device can; weights of 4 bits wait for their turn in it.
 //!
 //! Slices are made on the device when their layer is entered. They are a function of the numbers,
 //! so the bits are those of slices that stay.

@@ -34,6 +34,14 @@ impl Failure {
         Self::printed(self.code)
     }
 
+    /// Says how the command ended, to programs too.
+    pub(crate) fn say(&self) {
+        self.tell();
+        if !self.message.is_empty() && crate::json_is_wanted(std::env::args_os()) {
+            self.tell_event();
+        }
+    }
+
     pub(crate) fn tell(&self) {
         if !self.message.is_empty() {
             tell(&format!("error: {}", self.message));

@@ -148,10 +148,7 @@ fn ended() -> ExitCode {
     match Failure::catch(|| run(arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            failure.tell();
-            if !failure.message.is_empty() && json_is_wanted(std::env::args_os()) {
-                failure.tell_event();
-            }
+            failure.say();
             ExitCode::from(failure.code)
         }
     }

@@ -292,7 +292,7 @@ impl Watch for Console<'_> {
     }
 
     fn communicated(&mut self, seconds: f64) {
-        self.communication += seconds;
+        self.communication = seconds;
     }
 
     fn logged(&mut self, record: &Record) {

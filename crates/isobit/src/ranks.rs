@@ -7,7 +7,7 @@ use isobit_proof::name::counted;
 use isobit_training::config::{Device, Run};
 use isobit_training::prepare::RunError;
 use isobit_training::ranks::launch::Launch;
-use isobit_training::ranks::{Alone, Elsewhere, RankError, Team, World};
+use isobit_training::ranks::{Alone, RankError, RankFailure, Team, World};
 
 /// The processes of this run: usually this one alone.
 pub(crate) fn world() -> Result<Box<dyn World>, Failure> {
@@ -72,21 +72,18 @@ pub(crate) fn of_rank(run: &Run, world: &dyn World) -> Result<Run, Failure> {
 /// A failure of this rank in the form that others hear of.
 pub(crate) fn shared(failure: &Failure, rank: usize) -> RunError {
     let Failure { code, message, hint } = failure;
-    RankError::Elsewhere(Elsewhere { rank, code: *code, what: message.clone(), hint: hint.clone() }).into()
+    RankError::Failed(RankFailure { rank, code: *code, what: message.clone(), hint: hint.clone() }).into()
 }
 
 /// What this rank says about an error. One that another rank reports is only an exit code here.
 pub(crate) fn said(error: &RunError, team: &Team<'_>) -> Failure {
     let failure = match error {
-        RunError::Rank(RankError::Elsewhere(elsewhere)) => {
-            let Elsewhere { rank, code, what, hint } = elsewhere.clone();
+        RunError::Rank(RankError::Failed(failure)) => {
+            let RankFailure { rank, code, what, hint } = failure.clone();
             if rank != team.rank() {
                 return Failure { code, message: String::new(), hint: None };
             }
             Failure { code, message: what, hint }
-        }
-        RunError::Rank(RankError::Aborted { code }) => {
-            return Failure::printed(*code);
         }
         other => Failure::from(other),
     };

@@ -29,7 +29,7 @@ pub(crate) struct Split {
 impl Split {
     /// For devices that get `layers` each, or equal numbers if none are given.
     pub(crate) fn new(devices: Vec<Chosen>, layers: &[u32], model: &Config) -> Result<Self, Failure> {
-        let counts = counts(layers, devices.len(), model)?;
+        let counts = counts(layers, devices.len(), model.layers.len())?;
         Ok(Self { parts: Part::divide(model, &counts), devices })
     }
 
@@ -80,10 +80,13 @@ fn equal(layers: usize, devices: usize) -> Result<Vec<usize>, Failure> {
 }
 
 /// The layers that a config gives each device, or equal numbers.
-fn counts(given: &[u32], devices: usize, model: &Config) -> Result<Vec<usize>, Failure> {
-    let all = model.layers.len();
+fn counts(given: &[u32], devices: usize, all: usize) -> Result<Vec<usize>, Failure> {
     if given.is_empty() {
         return equal(all, devices);
+    }
+    if given.len() != devices {
+        let message = format!("`device_map` has numbers for {} devices, but {devices} are listed", given.len());
+        return Err(Failure::usage(message, "give each device of the list one, or leave it out"));
     }
     let counts: Vec<usize> = given.iter().map(|count| *count as usize).collect();
     let sum = counts.iter().fold(0_usize, |sum, count| sum.saturating_add(*count));
@@ -210,7 +213,7 @@ pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitF
     // Numbers for each entry of one device add up; one number is said of it once.
     let adds_up = given.memories.len() > 1;
     let model = model_config(&run.base_model)?;
-    let counts = counts(&run.device_layers, devices.len(), &model)?;
+    let counts = counts(&run.device_layers, devices.len(), model.layers.len())?;
     let checked = check_positions(run, &model).and_then(|()| targets::check(&model, &trained(run)));
     checked?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
@@ -319,14 +322,14 @@ impl Plans<'_> {
         offload: Offload,
     ) -> Result<MemoryPlan, RunError> {
         let (settings, step) = (fits::settings(self.run), step_settings(self.run));
-        let (rows, behind) = (self.run.rows_per_update() as usize, self.planned.len() - 1 - at);
-        let peak = PeakOfUpdate::of_stage(rows, step.gradient_groups, step.micro_batch_size, behind);
+        let (rows, stages_after) = (self.run.rows_per_update() as usize, self.planned.len() - 1 - at);
+        let peak = PeakOfUpdate::of_stage(rows, step.gradient_groups, step.micro_batch_size, stages_after);
         let group_rows = rows.div_ceil(step.gradient_groups);
         let step = StepSettings { gradient_groups: peak.groups, ..step };
         let row = longest_rows(1, settings.positions);
         let stage = PlannedStage {
             part,
-            behind,
+            stages_after,
             trained_before,
             settings: &settings,
             step: &step,
@@ -457,5 +460,14 @@ mod tests {
         assert_eq!(equal(5, 3).expect("enough layers"), [2, 2, 1]);
         assert_eq!(equal(2, 2).expect("enough layers"), [1, 1]);
         assert_eq!(equal(2, 3).expect_err("too many devices").code, 2);
+    }
+
+    #[test]
+    fn a_map_has_a_number_for_every_device() {
+        assert_eq!(counts(&[1, 3], 2, 4).expect("one number each"), [1, 3]);
+        assert_eq!(counts(&[], 2, 4).expect("no map"), [2, 2]);
+        for (devices, all) in [(1, 4), (3, 4), (2, 5)] {
+            assert_eq!(counts(&[1, 3], devices, all).expect_err("another list").code, 2, "{devices} devices");
+        }
     }
 }

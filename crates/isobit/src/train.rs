@@ -23,7 +23,7 @@ use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_proof::Manifest;
 use isobit_proof::name::counted;
 use isobit_training::checkpoint::{Start, step_of};
-use isobit_training::config::{self, Every, Run, Settled};
+use isobit_training::config::{self, Every, RANK_TIMEOUT_DEFAULT, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, is_trained_in_4bit, prepare, step_settings};
 use isobit_training::ranks::handshake::{self, Introduction};
 use isobit_training::ranks::{Team, World};
@@ -103,31 +103,27 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let world = ranks::world()?;
     let ready = ready(arguments, &*world);
-    let timeout = ready.as_ref().map_or(RANK_TIMEOUT, |ready| ready.prepared.run.rank_timeout);
+    let timeout = ready.as_ref().map_or(RANK_TIMEOUT_DEFAULT, |ready| ready.prepared.run.rank_timeout);
     let team = Team::new(&*world, Duration::from_secs(timeout.into())).with_signals(signal::requested);
     let team = team.with_threads(ready.as_ref().map_or(1, |ready| ready.host_threads));
     if team.is_alone() {
         return train_on_device(arguments, &ready?, &team);
     }
     let trained = || {
-        let introduction = ready.as_ref().map(|ready| Introduction::of(&ready.prepared));
-        let introduction = introduction.map_err(|failure| ranks::shared(failure, team.rank()));
+        let introduction = ready.as_ref().map_err(|failure| ranks::shared(failure, team.rank()));
+        let introduction = introduction.and_then(|ready| Introduction::of(&ready.prepared, team.size()));
         handshake::compare(&team, introduction).map_err(|error| ranks::said(&error, &team))?;
         train_on_device(arguments, ready.as_ref().map_err(Failure::clone)?, &team)
     };
     Failure::catch(trained).map_err(|failure| {
-        if !team.knows_of_the_end() {
-            // The others are stopped at once, and so is this process.
-            let failure = ranks::named(failure, &team).told();
-            team.abandon(failure.code);
-            return failure;
-        }
-        failure
+        let failure = if team.others_know_the_end() { failure } else { ranks::named(failure, &team) };
+        // Before this process leaves: a launcher kills the others as soon as one has left with an
+        // error, and those that do not know the end are stopped at once, as this process is.
+        failure.say();
+        team.abandon(failure.code);
+        Failure::printed(failure.code)
     })
 }
-
-/// Used until the config is read.
-const RANK_TIMEOUT: u32 = 600;
 
 /// A run that is ready to start, and what it is to run on.
 struct Ready {

@@ -57,13 +57,12 @@ pub fn check<E: Engine>(
     (step, number): (u64, u64),
     settings: &StepSettings,
 ) -> Result<Option<usize>, StepError> {
-    let targets: usize = rows.iter().map(|row| row.target_count()).sum();
+    let update = Update::new(rows, step);
     let micro: Vec<Range<usize>> = micro_batches(0..rows.len(), settings.micro_batch_size).collect();
-    if targets == 0 || micro.is_empty() {
+    if update.targets == 0 || micro.is_empty() {
         return Ok(None);
     }
     let range = micro[(number % micro.len() as u64) as usize].clone();
-    let update = Update { rows, step, targets };
     let all = 0..engine.tensors().len();
     let weights = all.map(|at| engine.read(at, Stored::Value)).collect::<Result<Vec<_>, _>>()?;
     let (ours, our_losses) = gradients(engine, &update, range.clone(), settings)?;

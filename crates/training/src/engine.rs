@@ -89,11 +89,8 @@ pub trait Engine {
         step: u64,
         settings: &StepSettings,
     ) -> Result<StepGradients<Self::Gradients>, StepError> {
-        let targets: usize = rows.iter().map(|row| row.target_count()).sum();
-        if targets == 0 {
-            return Err(StepError::NoTarget { step });
-        }
-        let update = Update { rows, step, targets };
+        let update = Update::new(rows, step);
+        update.check()?;
         let mut losses = Losses::default();
         let mut leaf = |_, group| {
             let (gradients, of_group) = self.group_gradients(&update, group, settings)?;
@@ -104,7 +101,7 @@ pub trait Engine {
         let gradients = groups.reduce(&mut leaf, &mut |left, right| self.add(left, right))?;
         let mut gradients = gradients.expect("a row with a target is in a group");
         self.combine(&mut gradients)?;
-        Ok(StepGradients { gradients, loss: losses.total(), targets })
+        Ok(StepGradients { gradients, loss: losses.total(), targets: update.targets })
     }
 
     /// Update number `step`, counted from one, over `rows`.
@@ -117,10 +114,9 @@ pub trait Engine {
     ) -> Result<StepReport, StepError> {
         // Norms and coefficients are computed on the calling thread.
         float_state::restore();
-        let StepGradients { mut gradients, loss, targets } = self.gradients(rows, step, settings)?;
+        let StepGradients { mut gradients, loss, .. } = self.gradients(rows, step, settings)?;
         let Applied { grad_norm, digests } = self.clip_and_apply(&mut gradients, step, learning_rate, settings)?;
-        let tokens = rows.iter().map(|row| row.tokens().len()).sum();
-        Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets, digests })
+        Ok(Update::new(rows, step).report(loss, grad_norm, digests))
     }
 
     /// The second half of an update: clips the gradients, applies them and checks the new values.

@@ -170,7 +170,8 @@ pub fn memory<L: MemoryLayout>(
     let built = build_whole(&backend, model, source, settings, offload)?;
     let with_moments = ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
-    let update = Counted { step, rows, packs, waiting, evaluated, hidden: model.hidden };
+    let (applies, hidden) = (with_moments, model.hidden);
+    let update = Counted { step, rows, packs, waiting, evaluated, hidden, applies };
     let plan = counted(&backend, trainer, |trainer| trainer, &update)?;
     let emptied = backend.emptied();
     Ok(MemoryPlan {
@@ -215,7 +216,7 @@ fn generation<L: MemoryLayout>(
 pub struct PlannedStage<'a> {
     pub part: Part,
     /// Devices behind this one.
-    pub behind: usize,
+    pub stages_after: usize,
     /// Whether a device before it trains anything.
     pub trained_before: bool,
     pub settings: &'a Settings,
@@ -247,9 +248,10 @@ pub fn stage_memory<L: MemoryLayout>(
     let built = build_placed(&backend, model, source, settings, part, offload)?;
     let with_moments = stage.ranks < 2 || matches!(settings.trained, Trained::Lora(_));
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
-    let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
+    let alone = |trainer| Alone { trainer, stages_after: stage.stages_after, trained_before: stage.trained_before };
     let (packs, waiting, evaluated) = (stage.packs, stage.waiting, stage.evaluated);
-    let update = Counted { step, rows, packs, waiting, evaluated, hidden: model.hidden };
+    let (applies, hidden) = (with_moments, model.hidden);
+    let update = Counted { step, rows, packs, waiting, evaluated, hidden, applies };
     let mut plan = counted(&backend, trainer, alone, &update)?;
     plan.bytes_ranks = ranks::host_bytes(plan.trained_count, stage.ranks, step.gradient_groups, !with_moments);
     // The batches of a group stay until it is done; those of rows that were not counted are added.
@@ -282,6 +284,26 @@ struct Counted<'a> {
     waiting: usize,
     evaluated: usize,
     hidden: usize,
+    /// Whether the engine applies updates: not where ranks hold the optimizer in shards.
+    applies: bool,
+}
+
+/// An update. Where ranks hold the optimizer in shards it ends with the gradients: the host does
+/// the rest, and new values take the place of the old.
+fn take<E: Engine>(
+    engine: &mut E,
+    rows: &[&Row],
+    number: u64,
+    settings: &StepSettings,
+    applies: bool,
+) -> Result<(), StepError> {
+    if applies {
+        return engine.step(rows, number, 0.0, settings).map(drop);
+    }
+    let gradients = engine.gradients(rows, number, settings)?;
+    engine.digests()?;
+    drop(gradients);
+    Ok(())
 }
 
 /// Counts two steps of an engine around `trainer`; on a device whose heap is known also steps over
@@ -292,7 +314,7 @@ fn counted<L: MemoryLayout, E: Engine>(
     engine: impl FnOnce(Trainer<Counting<L>>) -> E,
     update: &Counted<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let Counted { step, rows, packs, waiting, evaluated, hidden } = *update;
+    let Counted { step, rows, packs, waiting, evaluated, hidden, applies } = *update;
     let lengths = || trainer.tensors().iter().map(TrainedTensor::length);
     let (trained_count, largest) = (lengths().sum::<usize>(), lengths().max().unwrap_or(0));
     let on_device = |parameter: &Parameter<_>| match parameter.value {
@@ -308,23 +330,23 @@ fn counted<L: MemoryLayout, E: Engine>(
     }
     waiting.iter_mut().try_for_each(|gradients| gradients.rest(backend))?;
     let mut engine = engine(trainer);
-    engine.step(rows, 1, 0.0, step)?;
+    take(&mut engine, rows, 1, step, applies)?;
     let before = backend.work();
     // The second step reuses the buffers of the first, as all later steps do.
-    engine.step(rows, 2, 0.0, step)?;
+    take(&mut engine, rows, 2, step, applies)?;
     let work = since(&before, backend.work());
-    let mut take = |number: u64, made: &dyn Fn(usize) -> Row| {
+    let mut of_other_rows = |number: u64, made: &dyn Fn(usize) -> Row| {
         let made: Vec<Row> = rows.iter().map(|row| made(row.tokens().len())).collect();
-        engine.step(&made.iter().collect::<Vec<_>>(), number, 0.0, step)
+        take(&mut engine, &made.iter().collect::<Vec<_>>(), number, step, applies)
     };
     if backend.heap_bytes().is_some() {
         for (number, part) in (3..).zip(SHORT) {
             let short = |tokens| short_row(tokens, hidden * step.micro_batch_size, part);
-            take(number, &|tokens| longest_rows(1, short(tokens)).remove(0))?;
+            of_other_rows(number, &|tokens| longest_rows(1, short(tokens)).remove(0))?;
         }
     }
     if packs {
-        take(9, &of_short_documents)?;
+        of_other_rows(9, &of_short_documents)?;
     }
     drop(waiting);
     let (mut between, mut host_between) = (0, 0);
@@ -333,7 +355,7 @@ fn counted<L: MemoryLayout, E: Engine>(
         engine.evaluate_rows(&evaluated_rows, 0..evaluated, step.profile, evaluated)?;
         // Slices of trained weights are made again, and are there if a save follows.
         (between, host_between) = (backend.bytes(), backend.host_bytes());
-        engine.step(rows, 10, 0.0, step)?;
+        take(&mut engine, rows, 10, step, applies)?;
     }
     let holdings = backend.held_at_peak();
     Ok(MemoryPlan {
@@ -411,11 +433,11 @@ impl PeakOfUpdate {
         Self::of_stage(rows, groups, micro_batch_size, 0)
     }
 
-    /// On a device with `behind` more behind it, which holds a micro-batch for each of them too.
-    pub fn of_stage(rows: usize, groups: usize, micro_batch_size: usize, behind: usize) -> Self {
+    /// On a device with `stages_after` behind it, which holds a micro-batch for each of them too.
+    pub fn of_stage(rows: usize, groups: usize, micro_batch_size: usize, stages_after: usize) -> Self {
         let all = Groups::new(rows, groups);
         let computed = groups.min(rows).min(2);
-        let of_group = rows.div_ceil(groups).min((behind + 2) * micro_batch_size);
+        let of_group = rows.div_ceil(groups).min((stages_after + 2) * micro_batch_size);
         Self {
             groups: computed,
             rows: computed * of_group,

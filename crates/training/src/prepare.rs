@@ -13,6 +13,7 @@ use crate::signal::Signal;
 use crate::starting_adapter;
 use crate::step::{StepError, StepSettings};
 use crate::targets;
+use isobit_autograd::TapeError;
 use isobit_kernels::DeviceFailure;
 use isobit_kernels::op::low_rank::RANK_MAX;
 use isobit_models::build::Settings;
@@ -75,7 +76,8 @@ impl RunError {
             Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
             Self::Model(_) | Self::Differs { .. } => 8,
             Self::Checkpoint(error) => error.exit_code(),
-            Self::Step(StepError::Device(failure)) | Self::Device(failure) if failure.is_out_of_memory() => 4,
+            Self::Step(error) if error.is_out_of_memory() => 4,
+            Self::Device(failure) if failure.is_out_of_memory() => 4,
             Self::Step(
                 StepError::Device(_) | StepError::Tape(_) | StepError::Stage { .. } | StepError::Audit { .. },
             )
@@ -114,11 +116,18 @@ impl RunError {
             Self::Rank(error) => error.hint(),
             Self::Refused { hint, .. } | Self::Differs { hint, .. } => Some((*hint).to_string()),
             Self::Target { hint, .. } => Some(hint.clone()),
-            Self::Step(StepError::Device(failure)) | Self::Device(failure) if failure.is_out_of_memory() => Some(
-                "`isobit plan` shows what the run needs and what would need less; other programs may hold the rest"
+            Self::Step(error) if error.is_out_of_memory() => Some(MEMORY_HINT.to_string()),
+            Self::Device(failure) if failure.is_out_of_memory() => Some(MEMORY_HINT.to_string()),
+            Self::Device(_) => Some("`isobit devices` lists what this machine has".to_string()),
+            Self::Step(
+                StepError::Device(_)
+                | StepError::Tape(TapeError::Device(_) | TapeError::Recompute { .. } | TapeError::Digest { .. })
+                | StepError::Stage { .. },
+            ) => Some(
+                "`isobit doctor` tests the device; `--resume` continues a run from its last checkpoint, or its start, \
+                 on another device if this one fails"
                     .to_string(),
             ),
-            Self::Device(_) => Some("`isobit devices` lists what this machine has".to_string()),
             Self::Step(StepError::Audit { .. }) => Some(
                 "one of the two computes wrongly: `isobit doctor` tests devices; resume on another one".to_string(),
             ),
@@ -129,6 +138,9 @@ impl RunError {
         }
     }
 }
+
+const MEMORY_HINT: &str =
+    "`isobit plan` shows what the run needs and what would need less; other programs may hold the rest";
 
 /// A run with its inputs read and checked.
 pub struct Prepared {
@@ -443,5 +455,26 @@ pub fn step_settings(run: &Run) -> StepSettings {
         eps: training.adam_epsilon,
         weight_decay: training.weight_decay,
         digests: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_fails_in_a_step_brings_a_hint() {
+        let failure = |what: &str| DeviceFailure { device: "cuda:0".to_string(), what: what.to_string() };
+        let in_step = |what: &str| [StepError::Device(failure(what)), StepError::Tape(failure(what).into())];
+        let panicked = StepError::Stage { device: "cpu".to_string(), what: "its thread has ended".to_string() };
+        for error in in_step("it is lost").into_iter().chain([panicked]).map(RunError::from) {
+            let hint = error.hint().expect("a hint");
+            assert_eq!(error.exit_code(), 6, "{error}");
+            assert!(hint.contains("`isobit doctor`") && hint.contains("`--resume`"), "{error}: {hint}");
+        }
+        for error in in_step(&format!("{} of 5 bytes", DeviceFailure::NO_MEMORY)).map(RunError::from) {
+            assert_eq!(error.exit_code(), 4, "{error}");
+            assert_eq!(error.hint().as_deref(), Some(MEMORY_HINT), "{error}");
+        }
     }
 }

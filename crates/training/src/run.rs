@@ -45,7 +45,7 @@ pub trait Watch {
     /// Seconds since 1970, for TensorBoard.
     fn wall_seconds(&mut self) -> f64;
     fn step(&mut self, _step: u64, _report: &StepReport, _learning_rate: f64) {}
-    /// Seconds of the step before that were spent waiting for other ranks.
+    /// Seconds of all updates, evaluations and saves that were spent waiting for other ranks.
     fn communicated(&mut self, _seconds: f64) {}
     /// Peak bytes of each device's own memory so far, where it has any.
     fn device_memory(&mut self, _bytes_peak: &[Option<u64>]) {}
@@ -122,7 +122,7 @@ pub fn train_with<E: Engine>(
 ) -> Result<Outcome, RunError> {
     let run = &prepared.run;
     let mut lock = None;
-    let from = team.from_first(|| {
+    let from = team.value_of_rank_0(|| {
         let (held, from) = claim(prepared, start)?;
         lock = Some(held);
         Ok(from)
@@ -132,18 +132,20 @@ pub fn train_with<E: Engine>(
     let shards = if is_sharded(run, team) { Some(team.agree_on(shards(&engine, team))?) } else { None };
     let mut state = State { engine, shards, progress: Progress::start(prepared.identity.clone()) };
     let adapter_config = final_folder::adapter_config(&settings, prepared, &run.base_model);
-    let result = first(team, || Final::new(&state, prepared, adapter_config.as_ref()))?;
+    let result = on_rank_0(team, || Final::new(&state, prepared, adapter_config.as_ref()))?;
     if let Some(step) = from {
-        let opened = first(team, || open(prepared, step))?;
+        let opened = on_rank_0(team, || open(prepared, step))?;
         let read = state.restore(opened.as_ref(), team)?;
-        first(team, || record::check_restored(prepared, &state.progress, &read))?;
+        on_rank_0(team, || record::check_restored(prepared, &state.progress, &read))?;
     } else {
         team.agree_on(starting_adapter::load(prepared, &mut state.engine))?;
     }
-    let mut log = first(team, || begin(&state, prepared, from, start, (team.threads(), watch)))?;
+    let mut log = on_rank_0(team, || begin(&state, prepared, from, start, (team.threads(), watch)))?;
     let trained_count = state.engine.tensors().iter().map(TrainedTensor::length).sum();
     watch.started(prepared, trained_count, state.progress.step);
+    let waited = team.communication_seconds();
     let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), team, watch)?;
+    watch.communicated(team.communication_seconds() - waited);
     if let Outcome::Finished { .. } = outcome {
         let finish = |(result, log): (&Final<'_>, &mut Log)| final_folder::finish(&state, prepared, result, log);
         team.agree_on(result.as_ref().zip(log.as_mut()).map_or(Ok(()), finish))?;
@@ -162,7 +164,7 @@ fn shards<E: Engine>(engine: &E, team: &Team<'_>) -> Result<Shards, RunError> {
 }
 
 /// What only rank 0 does. If it fails, all ranks do.
-fn first<T>(team: &Team<'_>, make: impl FnOnce() -> Result<T, RunError>) -> Result<Option<T>, RunError> {
+fn on_rank_0<T>(team: &Team<'_>, make: impl FnOnce() -> Result<T, RunError>) -> Result<Option<T>, RunError> {
     team.agree_on(if team.is_first() { make().map(Some) } else { Ok(None) })
 }
 
@@ -305,7 +307,7 @@ fn steps<E: Engine>(
     let mut since_log = SinceLog::default();
     let patience = run.training.early_stopping_patience;
     let stops_early = |progress: &Progress| patience > 0 && progress.evals_without_improvement >= patience;
-    let ahead = team.from_first(|| Ok(checkpoint::kept_ahead(&run.output_dir, state.progress.step)?))?;
+    let ahead = team.value_of_rank_0(|| Ok(checkpoint::kept_ahead(&run.output_dir, state.progress.step)?))?;
     if stops_early(&state.progress) {
         // Resumed after its last update.
         return Ok(Outcome::Finished { step: state.progress.step, early: true });
@@ -329,7 +331,6 @@ fn steps<E: Engine>(
         since_log.add(&report, watch.seconds() - begun, (!team.is_alone()).then_some(waited));
         watch.device_memory(&state.engine.device_peaks()?);
         watch.step(step, &report, learning_rate);
-        watch.communicated(waited);
         log_step(&mut state.progress, prepared, log, &mut since_log, (&report, learning_rate), watch)?;
         let mut evaluation = None;
         if run.has_eval() && run.eval.every.is_due(step, prepared.steps) {

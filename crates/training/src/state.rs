@@ -50,7 +50,7 @@ impl<E: Engine> State<E> {
                 };
                 let own = opened.map(read);
                 read_digests.extend(own.iter().flatten().map(|values| Digest::of_f32(values)));
-                match team.share_first(own) {
+                match team.numbers_of_rank_0(own) {
                     // A rank that cannot write still takes part in what follows.
                     Ok(values) => restored = restored.and(self.put(at, which, values)),
                     Err(error) => return team.agree_on(Err(error)),
@@ -61,7 +61,7 @@ impl<E: Engine> State<E> {
         let read = |shards: &mut Shards| shards.read_values(engine).map_err(RunError::from);
         team.agree_on(restored.and_then(|()| self.shards.as_mut().map_or(Ok(()), read)))?;
         let progress = || opened.map(|opened| opened.progress.clone()).expect("rank 0 has opened it");
-        self.progress = team.from_first(|| Ok(progress()))?;
+        self.progress = team.value_of_rank_0(|| Ok(progress()))?;
         Ok(Restored::new(&read_digests))
     }
 

@@ -5,6 +5,7 @@
 use crate::row::Row;
 use isobit_autograd::{Policy, TapeError};
 use isobit_kernels::DeviceFailure;
+use isobit_numerics::adamw::{AdamW, Coefficients};
 use isobit_numerics::slices::Profile;
 use isobit_proof::chain::TensorDigests;
 
@@ -15,7 +16,7 @@ pub enum StepError {
     Tape(#[from] TapeError),
     #[error(transparent)]
     Device(#[from] DeviceFailure),
-    /// The thread of a device panicked.
+    /// The thread of a device panicked, or ended.
     #[error("{device}: {what}")]
     Stage { device: String, what: String },
     #[error("step {step}: the loss of row {row} is {value}")]
@@ -34,6 +35,11 @@ pub enum StepError {
 }
 
 impl StepError {
+    /// Whether a device had no memory for a buffer.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Device(failure) | Self::Tape(TapeError::Device(failure)) if failure.is_out_of_memory())
+    }
+
     /// The same failure in rows that are evaluated.
     pub(crate) fn in_evaluation(self) -> Self {
         match self {
@@ -61,6 +67,16 @@ pub struct StepSettings {
     pub weight_decay: f64,
     /// Whether a step also gives the digests of its gradient, weights and optimizer state.
     pub digests: bool,
+}
+
+impl StepSettings {
+    /// The coefficients of AdamW in update number `step`, by whether a tensor decays.
+    pub(crate) fn coefficients(&self, step: u64, learning_rate: f64) -> impl Fn(bool) -> Coefficients + use<> {
+        let Self { beta1, beta2, eps, weight_decay, .. } = *self;
+        let of = |weight_decay| AdamW { lr: learning_rate, beta1, beta2, eps, weight_decay }.coefficients(step);
+        let [decaying, plain] = [weight_decay, 0.0].map(of);
+        move |decays| if decays { decaying } else { plain }
+    }
 }
 
 /// What a step reports.
@@ -109,6 +125,23 @@ pub struct Update<'a> {
     pub step: u64,
     /// Tokens to predict in all rows.
     pub targets: usize,
+}
+
+impl<'a> Update<'a> {
+    pub fn new(rows: &'a [&'a Row], step: u64) -> Self {
+        Self { rows, step, targets: rows.iter().map(|row| row.target_count()).sum() }
+    }
+
+    /// Without a target there is no mean loss.
+    pub(crate) fn check(&self) -> Result<(), StepError> {
+        if self.targets == 0 { Err(StepError::NoTarget { step: self.step }) } else { Ok(()) }
+    }
+
+    /// What the update reports, from the sum of its losses.
+    pub(crate) fn report(&self, loss_sum: f64, grad_norm: f32, digests: Vec<TensorDigests>) -> StepReport {
+        let (targets, tokens) = (self.targets, self.rows.iter().map(|row| row.tokens().len()).sum());
+        StepReport { loss: loss_sum / targets as f64, grad_norm, tokens, targets, digests }
+    }
 }
 
 /// The losses of rows, in their order.

@@ -15,7 +15,7 @@ use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure, Place};
 use isobit_models::build::Settings;
 use isobit_models::{Built, Config, Model, TrainedTensor, WeightSource, build_whole};
-use isobit_numerics::adamw::{AdamW, Coefficients};
+use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
 use isobit_proof::chain::TensorDigests;
@@ -28,10 +28,7 @@ pub struct Trainer<B: Backend> {
     pub backend: B,
     pub model: Model<B>,
     pub parameters: Parameters<B>,
-    /// First and second moments on the device, in the order of the parameters.
-    pub moments: Vec<[F32<B>; 2]>,
-    /// The same in host memory.
-    optimizer: Option<HostOptimizer<B>>,
+    optimizer: Optimizer<B>,
     tensors: Vec<TrainedTensor>,
     ids: Vec<ParameterId>,
     pub(crate) memory: Memory<B>,
@@ -41,6 +38,17 @@ pub struct Trainer<B: Backend> {
     /// Where gradients rest; None if on the device.
     gradients_place: Option<Rc<HostPlace<B>>>,
 }
+
+/// First and second moments, in the order of the parameters, where they are.
+enum Optimizer<B: Backend> {
+    Device(Vec<[F32<B>; 2]>),
+    Host(HostOptimizer<B>),
+    /// Ranks hold them in shards, or a second device only computes gradients. Such an engine
+    /// applies no update.
+    Absent,
+}
+
+const ABSENT: &str = "an engine without optimizer state has no moments and applies no update";
 
 /// Where a trainer keeps what it holds.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +74,7 @@ impl<B: Backend> Trainer<B> {
         let zeros = |length: usize| [(); 2].map(|()| backend.zeros(length));
         let own = built.parameters.iter().filter(|(id, _)| Some(*id) != built.model.table_copy);
         let moments = own.map(|(_, parameter)| zeros(parameter.length())).collect();
-        Self { moments, ..Self::without_moments(backend, built) }
+        Self { optimizer: Optimizer::Device(moments), ..Self::without_moments(backend, built) }
     }
 
     /// Without optimizer state: ranks keep it in shards. Such an engine does not apply updates.
@@ -75,9 +83,9 @@ impl<B: Backend> Trainer<B> {
         let own = || parameters.iter().filter(|(id, _)| Some(*id) != model.table_copy);
         let tensors = own().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
         let ids = own().map(|(id, _)| id).collect();
-        let (memory, moments, optimizer) = (Memory::new(), Vec::new(), None);
+        let (memory, optimizer) = (Memory::new(), Optimizer::Absent);
         let (offload, host, gradients_place) = (Offload::NONE, None, None);
-        Self { backend, model, parameters, moments, optimizer, tensors, ids, memory, offload, host, gradients_place }
+        Self { backend, model, parameters, optimizer, tensors, ids, memory, offload, host, gradients_place }
     }
 
     /// Builds the whole model and places it. Without memory of its own a device has nothing to
@@ -106,9 +114,19 @@ impl<B: Backend> Trainer<B> {
         let mut trainer = Self { offload, host, gradients_place, ..new(backend, built) };
         if let (true, Some(host)) = (with_moments && offload.optimizer, &trainer.host) {
             let (host, count) = (Rc::clone(host), trainer.ids.len());
-            trainer.optimizer = Some(HostOptimizer::new(&trainer.backend, host, &trainer.parameters, count)?);
+            trainer.optimizer =
+                Optimizer::Host(HostOptimizer::new(&trainer.backend, host, &trainer.parameters, count)?);
         }
         Ok(trainer)
+    }
+
+    /// The moments, which must be on the device.
+    pub fn moments(&self) -> &[[F32<B>; 2]] {
+        match &self.optimizer {
+            Optimizer::Device(moments) => moments,
+            Optimizer::Host(_) => unreachable!("moments are in host memory"),
+            Optimizer::Absent => unreachable!("{ABSENT}"),
+        }
     }
 
     /// Gradients of zero, which rest where the optimizer is.
@@ -166,14 +184,15 @@ impl<B: Backend> Trainer<B> {
         Ok(backward?)
     }
 
-    /// Applies AdamW on the device. Values in host memory come one at a time. Without moments, as
-    /// in the plan of a rank with shards, nothing is applied.
+    /// Applies AdamW on the device. Values in host memory come one at a time.
     fn apply_on_device(
         &mut self,
         gradients: &Gradients<B>,
         coefficients: impl Fn(&Parameter<B>) -> Coefficients,
     ) -> Result<Vec<f32>, StepError> {
-        let Self { backend, parameters, moments, ids, .. } = self;
+        let Self { backend, parameters, optimizer: Optimizer::Device(moments), ids, .. } = self else {
+            unreachable!("{ABSENT}")
+        };
         let (mut resident, mut tensors, mut squares) = (Vec::new(), Vec::new(), vec![0.0; ids.len()]);
         for (at, ((parameter, [m, v]), id)) in parameters.iter_mut().zip(moments).zip(&*ids).enumerate() {
             let (gradient, coefficients, length) = (gradients.get(*id), coefficients(parameter), parameter.length());
@@ -305,15 +324,13 @@ impl<B: Backend> Engine for Trainer<B> {
         learning_rate: f64,
         settings: &StepSettings,
     ) -> Result<Vec<f32>, StepError> {
-        let coefficients = |weight_decay: f64| {
-            let StepSettings { beta1, beta2, eps, .. } = *settings;
-            AdamW { lr: learning_rate, beta1, beta2, eps, weight_decay }.coefficients(step)
-        };
-        let [decaying, plain] = [settings.weight_decay, 0.0].map(coefficients);
-        let coefficients = |parameter: &Parameter<B>| if parameter.decays { decaying } else { plain };
+        let of_tensor = settings.coefficients(step, learning_rate);
+        let coefficients = |parameter: &Parameter<B>| of_tensor(parameter.decays);
         match &mut self.optimizer {
-            None => self.apply_on_device(gradients, coefficients),
-            Some(optimizer) => Ok(optimizer.apply(&self.backend, &mut self.parameters, gradients, coefficients)?),
+            Optimizer::Device(_) | Optimizer::Absent => self.apply_on_device(gradients, coefficients),
+            Optimizer::Host(optimizer) => {
+                Ok(optimizer.apply(&self.backend, &mut self.parameters, gradients, coefficients)?)
+            }
         }
     }
 
@@ -343,22 +360,25 @@ impl<B: Backend> Engine for Trainer<B> {
     fn read(&self, tensor: usize, which: Stored) -> Result<Vec<f32>, StepError> {
         Ok(match (which, &self.optimizer) {
             (Stored::Value, _) => self.value(self.ids[tensor])?,
-            (Stored::Moment(order), Some(optimizer)) => optimizer.moment(tensor, order)?,
-            (Stored::Moment(order), None) => self.backend.download(&self.moments[tensor][order])?,
+            (Stored::Moment(order), Optimizer::Host(optimizer)) => optimizer.moment(tensor, order)?,
+            (Stored::Moment(order), _) => self.backend.download(&self.moments()[tensor][order])?,
         })
     }
 
     fn write(&mut self, tensor: usize, which: Stored, values: Vec<f32>) -> Result<(), StepError> {
         match (which, &mut self.optimizer) {
-            (Stored::Moment(order), Some(optimizer)) => optimizer.write_moment(tensor, order, &values),
-            (Stored::Moment(order), None) => self.backend.overwrite(&mut self.moments[tensor][order], &values),
+            (Stored::Moment(order), Optimizer::Host(optimizer)) => optimizer.write_moment(tensor, order, &values),
+            (Stored::Moment(order), Optimizer::Device(moments)) => {
+                self.backend.overwrite(&mut moments[tensor][order], &values);
+            }
+            (Stored::Moment(_), Optimizer::Absent) => unreachable!("{ABSENT}"),
             (Stored::Value, optimizer) => {
                 match (&mut self.parameters.get_mut(self.ids[tensor]).value, &self.host) {
                     (Value::Device(value), _) => self.backend.overwrite(value, &values),
                     (Value::Host(value), Some(host)) => host.overwrite(value, &values),
                     (Value::Host(_), None) => unreachable!("{IN_HOST_MEMORY}"),
                 }
-                if let Some(optimizer) = optimizer {
+                if let Optimizer::Host(optimizer) = optimizer {
                     optimizer.write_value(tensor, &values);
                 }
             }
@@ -375,10 +395,10 @@ impl<B: Backend> Engine for Trainer<B> {
     }
 
     fn update_digests(&self, gradients: &Gradients<B>) -> Result<Vec<TensorDigests>, StepError> {
-        let (values, others) = if let Some(optimizer) = &self.optimizer {
+        let (values, others) = if let Optimizer::Host(optimizer) = &self.optimizer {
             (self.digests()?, optimizer.digests(gradients, &self.parameters)?)
         } else {
-            let each = self.ids.iter().zip(&self.moments);
+            let each = self.ids.iter().zip(self.moments());
             let others: Vec<_> = each.flat_map(|(id, [m, v])| [gradients.get(*id), m, v]).collect();
             let (values, others) = self.digests_with(&others)?;
             (values, others.as_chunks::<3>().0.to_vec())

@@ -411,6 +411,8 @@ fn what_cannot_be_divided_is_refused() {
     refused(&["device=cpu,cpu", "device_map={ cpu = 2 }"], 2, &["listed twice"]);
     refused(&["device=cpu,opencl:0", "device_map={ cpu = 1, \"cuda:0\" = 1 }"], 2, &["every device of `device`"]);
     refused(&["device_map=[1, 1]"], 2, &["`device` is not a list"]);
+    let of_ranks = "devices_by_rank=[\"cpu,cpu,cpu\", \"cpu\"]";
+    refused(&["device=cpu,cpu", "device_map=[1, 1]", of_ranks], 2, &["`devices_by_rank` names other devices"]);
     refused(&["device=cpu,auto"], 2, &["auto cannot be listed"]);
     refused(&["device=cpu,opencl:999"], 6, &["opencl:999", "isobit devices"]);
     let ran = folder.run(&["train", "config.toml", "--device", "cpu,opencl:999", "--no-plan"]);

@@ -193,7 +193,7 @@ mod mpi {
 
         let child = at_step(&folder, 3, "hanging", &[&LONG[..], &["rank_timeout=1"]].concat(), 7);
         signal(&folder, 1, "-STOP");
-        ended(child).says(6, &["rank 1 did not answer within 1 seconds"]);
+        ended(child).says(6, &["rank 1 did not answer within 1 second:"]);
         folder.trained("hanging", &resume);
         folder.same("one", "hanging");
     }

@@ -114,6 +114,9 @@ use ValueKind::{
     Whole, Wholes,
 };
 
+/// Seconds that ranks wait for each other, unless a config says otherwise.
+pub const RANK_TIMEOUT_DEFAULT: u32 = 600;
+
 /// Paths do not influence the result: the contents of the files do, and they have their own
 /// digests.
 #[rustfmt::skip]
@@ -130,7 +133,7 @@ pub const KEYS: &[Key] = &[
     key(Top, "offload", &[], TextOrTexts, Unset, NO, "what a card keeps in host memory, same bits: [\"optimizer\", \"activations\", \"weights\"] or any of them"),
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),
-    key(Top, "rank_timeout", &[], Whole, Integer(600), NO, "seconds after which an MPI rank that does not answer counts as lost"),
+    key(Top, "rank_timeout", &[], Whole, Integer(RANK_TIMEOUT_DEFAULT as u64), NO, "seconds after which an MPI rank that does not answer counts as lost"),
     key(Top, "report_to", &[], TextOrTexts, Str("none"), NO, "none, html, tensorboard, or a list of them; html rewrites the page report.html in output_dir at every save"),
     key(Top, "report_to_tensorboard", &["tensorboard"], Switch, Off, NO, "also write TensorBoard event files"),
     key(Top, "seed", &[], Whole, Integer(42), YES, "seed of data order, dropout and new adapter weights"),

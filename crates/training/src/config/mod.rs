@@ -20,7 +20,7 @@ mod table;
 mod value;
 
 pub use error::Error;
-pub use key::{Fallback, KEYS, Key, Section, ValueKind};
+pub use key::{Fallback, KEYS, Key, RANK_TIMEOUT_DEFAULT, Section, ValueKind};
 pub use low::{BYTES_MAX, Low};
 pub use print::{KeyOfRuns, RunKey};
 pub use run::{

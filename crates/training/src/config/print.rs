@@ -14,9 +14,6 @@ use std::path::Path;
 type Lines = BTreeMap<&'static str, Value>;
 
 impl Run {
-    /// The key that says how many groups of rows an update has.
-    pub const GROUPS: &'static str = "training.gradient_groups";
-
     /// The resolved config; parsing it gives this run again.
     pub fn to_toml(&self) -> String {
         let mut out = String::new();

@@ -115,6 +115,10 @@ fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {
 /// its own, so the list must be there, and it cannot tell a device that is listed twice.
 fn device_layers(top: &Table<'_>, devices: &[Device]) -> Result<Vec<u32>, Error> {
     let Some(entry) = top.get("device_map") else { return Ok(Vec::new()) };
+    if devices_by_rank(top)?.iter().any(|of_rank| of_rank.len() > 1) {
+        let why = "it divides the layers of `device`, but `devices_by_rank` names other devices";
+        return Err(entry.invalid(why, "leave `device_map` out: each rank's layers are divided by the plan"));
+    }
     let list = "name the devices in order: device = [\"cuda:0\", \"cpu\"]";
     if devices.len() < 2 {
         return Err(entry.invalid("`device` is not a list of devices", list));

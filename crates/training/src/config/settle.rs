@@ -25,6 +25,7 @@ use Rule::{Both, OneWay, OverFile};
 const RULES: &[Rule] = &[
     OneWay((Top, "device", always), (Top, "devices_by_rank", always)),
     OverFile((Top, "device", always), (Top, "device_map", always)),
+    OverFile((Top, "devices_by_rank", has_list), (Top, "device_map", always)),
     OverFile((Top, "device", is_cpu_alone), (Top, "offload", is_not_none)),
     Both((Eval, "path", always), (Eval, "val_set_size", not_zero)),
     Both((Eval, "eval_strategy", is_not_steps), (Eval, "eval_steps", always)),
@@ -125,6 +126,11 @@ fn texts(value: &Value) -> Vec<&str> {
 
 fn is_cpu_alone(value: &Value) -> bool {
     texts(value).iter().all(|name| *name == "cpu")
+}
+
+/// Whether a rank divides its layers among several devices.
+fn has_list(value: &Value) -> bool {
+    texts(value).iter().any(|names| names.contains(','))
 }
 
 fn is_not_none(value: &Value) -> bool {

@@ -2,7 +2,6 @@
 //! arithmetic, config, data or base model is refused, and the message says what differs and where.
 
 use super::{RankError, Team};
-use crate::config::Run;
 use crate::prepare::{Prepared, RunError};
 use isobit_proof::Hash;
 use isobit_proof::name::counted;
@@ -51,10 +50,16 @@ impl Build {
 }
 
 impl Introduction {
-    pub fn of(prepared: &Prepared) -> Self {
+    /// Of one of `size` ranks. Each computes whole groups, so there are at least as many of these.
+    pub fn of(prepared: &Prepared, size: usize) -> Result<Self, RunError> {
+        let groups = prepared.run.training.gradient_groups as usize;
+        if size > groups {
+            let (what, hint) = too_many(size, groups);
+            return Err(RunError::Target { what, hint });
+        }
         let mut keys = prepared.run.keys_of_ranks();
         keys.extend(prepared.identity.start.clone().map(|digest| ("adapter.resume_from".to_string(), digest)));
-        Self {
+        Ok(Self {
             program: env!("CARGO_PKG_VERSION").to_string(),
             build: Build::current(),
             protocol: PROTOCOL,
@@ -62,7 +67,7 @@ impl Introduction {
             keys,
             data: prepared.identity.data.clone(),
             base: prepared.identity.base.clone(),
-        }
+        })
     }
 
     /// What differs first, most basic first.
@@ -103,31 +108,18 @@ pub fn compare(team: &Team<'_>, own: Result<Introduction, RunError>) -> Result<(
     if team.is_alone() {
         return own.map(drop);
     }
-    let answer = own.and_then(|own| {
-        check_size(team.size(), &own)?;
-        Ok(serde_json::to_vec(&own).expect("strings and numbers have a JSON form"))
-    });
+    let answer = own.map(|own| serde_json::to_vec(&own).expect("strings and numbers have a JSON form"));
     team.agree(answer, |answers| {
         let mut read = Vec::new();
         for (rank, answer) in answers.iter().enumerate() {
             let introduction: Introduction =
-                serde_json::from_slice(answer).map_err(|error| RankError::Damaged { rank, what: error.to_string() })?;
+                serde_json::from_slice(answer).map_err(|error| RankError::damaged(rank, error.to_string()))?;
             read.push(introduction);
         }
         let found = read.iter().enumerate().find_map(|(rank, other)| read[0].difference(rank, other));
         found.map_or(Ok(Vec::new()), Err)
     })?;
     Ok(())
-}
-
-/// Each rank computes whole groups.
-fn check_size(size: usize, own: &Introduction) -> Result<(), RunError> {
-    let groups: usize = own.keys.get(Run::GROUPS).and_then(|groups| groups.parse().ok()).unwrap_or(1);
-    if size <= groups {
-        return Ok(());
-    }
-    let (what, hint) = too_many(size, groups);
-    Err(RunError::Target { what, hint })
 }
 
 /// What is wrong with more ranks than groups, and what to do.

@@ -17,7 +17,7 @@ pub mod threads;
 pub mod update;
 mod wire;
 
-pub use error::{Elsewhere, RankError};
+pub use error::{RankError, RankFailure};
 pub use team::Team;
 
 use std::sync::Arc;
@@ -54,8 +54,6 @@ pub enum Channel {
 pub enum WorldError {
     /// The rank has left, or the connection to it is broken.
     Gone { rank: usize, why: String },
-    /// A rank has ended the run for all, with this exit code.
-    Aborted { code: u8 },
 }
 
 /// The ranks of one machine, as one of them sees them.

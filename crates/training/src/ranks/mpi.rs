@@ -90,7 +90,8 @@ impl Mpi {
             };
             let place = place(&universe.world());
             let _ = tell.send(Ok(place));
-            let mut link = Link { shared: of_thread, commands: received, sends: Vec::new(), receives: BTreeMap::new() };
+            let (rank, sends, receives) = (place.rank, Vec::new(), BTreeMap::new());
+            let mut link = Link { rank, shared: of_thread, commands: received, sends, receives };
             if let Err(error) = link.serve() {
                 *locked(&link.shared.failed) = Some(error);
                 // Nothing arrives any more; the other side may still end the run.
@@ -176,6 +177,7 @@ impl Drop for Mpi {
 
 /// A message on its way out. MPI reads the bytes until the requests are done.
 struct Sending {
+    to: usize,
     requests: Vec<MPI_Request>,
     _length: Box<[u8; 8]>,
     _message: Message,
@@ -189,6 +191,7 @@ struct Receiving {
 
 /// The side that calls MPI.
 struct Link {
+    rank: usize,
     shared: Arc<Shared>,
     commands: Receiver<Command>,
     sends: Vec<Sending>,
@@ -217,8 +220,8 @@ impl Link {
             for channel in CHANNELS {
                 while self.begin_to_receive(channel)? {}
             }
-            self.deliver();
-            self.sends.retain_mut(|sending| !all_done(&mut sending.requests));
+            self.deliver()?;
+            self.finish_sends()?;
             if is_last && self.sends.is_empty() {
                 return Ok(());
             }
@@ -276,7 +279,7 @@ impl Link {
         };
         begin(&length[..], length_tag)?;
         message.chunks(PIECE_BYTES).try_for_each(|piece| begin(piece, piece_tag))?;
-        self.sends.push(Sending { requests, _length: length, _message: message });
+        self.sends.push(Sending { to, requests, _length: length, _message: message });
         Ok(())
     }
 
@@ -294,7 +297,8 @@ impl Link {
                 status.as_mut_ptr(),
             )
         };
-        checked(code, 0)?;
+        // Of this rank: no other one is named in the call.
+        checked(code, self.rank)?;
         if found == 0 {
             return Ok(false);
         }
@@ -347,27 +351,48 @@ impl Link {
     }
 
     /// Passes on what has arrived, in the order in which it was sent.
-    fn deliver(&mut self) {
+    fn deliver(&mut self) -> Result<(), WorldError> {
         for (from, waiting) in &mut self.receives {
-            while waiting.front_mut().is_some_and(|first| all_done(&mut first.requests)) {
+            while let Some(first) = waiting.front_mut() {
+                if !all_done(&mut first.requests, from.0)? {
+                    break;
+                }
                 if let Some(Receiving { bytes, .. }) = waiting.pop_front() {
                     locked(&self.shared.arrived).entry(*from).or_default().push_back(Arc::new(bytes));
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Forgets what has left.
+    fn finish_sends(&mut self) -> Result<(), WorldError> {
+        let mut failure = Ok(());
+        self.sends.retain_mut(|Sending { to, requests, .. }| match all_done(requests, *to) {
+            Ok(is_done) => !is_done,
+            Err(error) => {
+                failure = Err(error);
+                // MPI may still read its bytes.
+                true
+            }
+        });
+        failure
     }
 }
 
-/// Whether all are done; forgets those that are.
-fn all_done(requests: &mut Vec<MPI_Request>) -> bool {
-    requests.retain_mut(|request| {
+/// Whether all are done; forgets those that are. `rank` is at their other end.
+fn all_done(requests: &mut Vec<MPI_Request>, rank: usize) -> Result<bool, WorldError> {
+    while let Some(request) = requests.last_mut() {
         let mut is_done = 0;
-        // SAFETY: the request was begun and is not done yet. An error leaves it as it is, and the
-        // rank that waits for the message finds out.
-        unsafe { ffi::MPI_Test(request, &raw mut is_done, ffi::RSMPI_STATUS_IGNORE) };
-        is_done == 0
-    });
-    requests.is_empty()
+        // SAFETY: the request was begun and is not done yet.
+        let code = unsafe { ffi::MPI_Test(request, &raw mut is_done, ffi::RSMPI_STATUS_IGNORE) };
+        checked(code, rank)?;
+        if is_done == 0 {
+            return Ok(false);
+        }
+        requests.pop();
+    }
+    Ok(true)
 }
 
 /// Ends all processes, this one too.

@@ -6,9 +6,9 @@
 
 use super::shards::{self, Shard, Shards};
 use super::team::Team;
-use super::update::{Report, groups_of, mean, number, rank_of};
+use super::update::{Report, groups_of, number, rank_of};
 use super::wire::{self, Reader};
-use super::{Elsewhere, RankError};
+use super::{RankError, RankFailure};
 use crate::engine::{Engine, Stored, first_not_finite, norm};
 use crate::groups::{Groups, middle};
 use crate::prepare::RunError;
@@ -16,7 +16,7 @@ use crate::row::Row;
 use crate::step::{Losses, StepError, StepReport, StepSettings, Update};
 use isobit_kernels::buffer::copied;
 use isobit_kernels::float_state;
-use isobit_numerics::adamw::AdamW;
+use isobit_numerics::digest::Digest;
 use isobit_proof::chain::TensorDigests;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -34,92 +34,116 @@ pub fn step<E: Engine>(
 ) -> Result<StepReport, RunError> {
     // Sums and coefficients are computed on the calling thread.
     float_state::restore();
-    let targets: usize = rows.iter().map(|row| row.target_count()).sum();
-    let update = Update { rows, step, targets };
+    let update = Update::new(rows, step);
     let (shard, losses) = folded(engine, shards, team, &update, settings)?;
-    let (mut shard, answer) = match shard.and_then(|shard| {
+    let (shard, grad_norm) = agreed_norm(engine, shards, team, shard, (step, settings.max_grad_norm))?;
+    let coefficients = settings.coefficients(step, learning_rate);
+    shards.apply(&shard, |tensor| coefficients(engine.tensors()[tensor].decays));
+    let own = spread(engine, shards, team)?.and_then(|()| {
+        let squares = shards.squares(shards.values())?;
+        let digest_sums = if settings.digests { shards.digest_sums(&shard) } else { Vec::new() };
+        let values = engine.digests()?;
+        Ok((ShardReport { squares, digest_sums, report: Report::new(&values, losses) }, values))
+    });
+    let (loss, digests) = agreed_report(engine, shards, team, own, (step, settings.digests))?;
+    Ok(update.report(loss, grad_norm, digests))
+}
+
+/// The gradient of this rank's shard, clipped, and the norm of all gradients before that.
+fn agreed_norm<E: Engine>(
+    engine: &E,
+    shards: &Shards,
+    team: &Team<'_>,
+    shard: Result<Vec<Vec<f32>>, RunError>,
+    (step, max_norm): (u64, Option<f32>),
+) -> Result<(Vec<Vec<f32>>, f32), RunError> {
+    let squared = shard.and_then(|shard| {
         let squares = shards.squares(shard.iter().map(Vec::as_slice))?;
         Ok((shard, squares))
-    }) {
-        Ok((shard, squares)) => (shard, Ok(floats(&squares))),
+    });
+    let (mut shard, answer) = match squared {
+        Ok((shard, squares)) => (shard, Ok(wire::floats(&squares))),
         Err(error) => (Vec::new(), Err(error)),
     };
     let decided = team.agree(answer, |answers| {
-        let totals = shards.totals(&blocks(&answers)?)?;
-        let (total, coefficient) = norm(engine, &totals, step, settings.max_grad_norm)?;
-        Ok(floats(&[Some(total), coefficient].into_iter().flatten().collect::<Vec<_>>()))
+        let squares = answers.iter().enumerate().map(|(rank, answer)| floats_of(rank, answer));
+        let totals = shards.totals(&squares.collect::<Result<Vec<_>, _>>()?)?;
+        let (total, coefficient) = norm(engine, &totals, step, max_norm)?;
+        Ok(wire::floats(&[Some(total), coefficient].into_iter().flatten().collect::<Vec<_>>()))
     })?;
-    let damaged = |what: String| RankError::Damaged { rank: 0, what };
-    let decided = Reader(&decided).floats(decided.len() / 4).map_err(damaged)?;
-    if let Some(coefficient) = decided.get(1) {
+    let decided = floats_of(0, &decided)?;
+    let (total, coefficient) = decided.split_first().ok_or_else(|| RankError::damaged(0, "it has no norm"))?;
+    if let Some(coefficient) = coefficient.first() {
         shards::scale(&mut shard, *coefficient);
     }
-    apply(engine, shards, &shard, step, learning_rate, settings);
-    let written = spread(engine, shards, team)?;
-    let (mut values, mut digests) = (Vec::new(), Vec::new());
-    let answer = written.and_then(|()| {
-        let squares = shards.squares(shards.values())?;
-        let sums = if settings.digests { shards.digest_sums(&shard) } else { Vec::new() };
-        values = engine.digests()?;
-        let counts = [squares.len(), sums.len()].map(|count| (count as u64).to_le_bytes()).concat();
-        let sums: Vec<u8> = sums.into_iter().flat_map(u64::to_le_bytes).collect();
-        Ok([&counts[..], &floats(&squares), &sums, &Report::new(&values, losses).to_bytes()].concat())
-    });
+    Ok((shard, *total))
+}
+
+/// The sum of all losses once every rank has the same weights, all of them finite; and on rank 0,
+/// which records them, the digests of every tensor. `own` is with the digests of all values.
+fn agreed_report<E: Engine>(
+    engine: &E,
+    shards: &Shards,
+    team: &Team<'_>,
+    own: Result<(ShardReport, Vec<Digest>), RunError>,
+    (step, wants_digests): (u64, bool),
+) -> Result<(f64, Vec<TensorDigests>), RunError> {
+    let (answer, values) = match own {
+        Ok((report, values)) => (Ok(report.to_bytes()), values),
+        Err(error) => (Err(error), Vec::new()),
+    };
+    let mut others = Vec::new();
     let loss = team.agree(answer, |answers| {
-        let (mut squares, mut sums, mut reports) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut squares, mut digest_sums, mut reports) = (Vec::new(), Vec::new(), Vec::new());
         for (rank, answer) in answers.iter().enumerate() {
-            let damaged = |what: String| RankError::Damaged { rank, what };
-            let mut reader = Reader(answer);
-            let [count, sum_count] = [reader.number().map_err(damaged)?, reader.number().map_err(damaged)?];
-            squares.extend(reader.floats(count as usize).map_err(damaged)?);
-            sums.push((0..sum_count).map(|_| reader.number()).collect::<Result<Vec<_>, _>>().map_err(damaged)?);
-            reports.push(Report::from_bytes(reader.0).map_err(damaged)?);
+            let of_rank = ShardReport::from_bytes(answer).map_err(|what| RankError::damaged(rank, what))?;
+            squares.push(of_rank.squares);
+            digest_sums.push(of_rank.digest_sums);
+            reports.push(of_rank.report);
         }
-        if settings.digests {
-            digests = shards.digests(&sums)?;
+        if wants_digests {
+            others = shards.digests(&digest_sums)?;
         }
         if let Some(tensor) = first_not_finite(engine, &shards.totals(&squares)?) {
             return Err(StepError::Parameter { step, tensor }.into());
         }
         Report::decide(step, reports)
     })?;
-    let tokens = rows.iter().map(|row| row.tokens().len()).sum();
-    let grad_norm = decided.first().copied().unwrap_or(0.0);
-    // Rank 0 has them, and only it records them.
-    let each = values.into_iter().zip(digests);
+    let each = values.into_iter().zip(others);
     let digests = each.map(|(value, [gradient, m, v])| TensorDigests { gradient, value, moments: [m, v] }).collect();
-    Ok(StepReport { loss: mean(number(&loss)?, targets), grad_norm, tokens, targets, digests })
+    Ok((number(&loss)?, digests))
 }
 
-fn floats(values: &[f32]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    wire::put_floats(&mut bytes, values);
-    bytes
+/// What a rank says at the end of an update, and of its shard.
+#[derive(Clone, Debug, PartialEq)]
+struct ShardReport {
+    /// The sums of the squares of the blocks of its new values.
+    squares: Vec<f32>,
+    /// What its pieces contribute to the digests of gradients and moments; empty if these were not
+    /// asked for.
+    digest_sums: Vec<u64>,
+    report: Report,
 }
 
-/// The numbers of all ranks, in their order.
-fn blocks(answers: &[Vec<u8>]) -> Result<Vec<f32>, RankError> {
-    let mut all = Vec::new();
-    for (rank, answer) in answers.iter().enumerate() {
-        all.extend(Reader(answer).floats(answer.len() / 4).map_err(|what| RankError::Damaged { rank, what })?);
+impl ShardReport {
+    fn to_bytes(&self) -> Vec<u8> {
+        let counts = [self.squares.len(), self.digest_sums.len()].map(|count| (count as u64).to_le_bytes()).concat();
+        let sums: Vec<u8> = self.digest_sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        [counts, wire::floats(&self.squares), sums, self.report.to_bytes()].concat()
     }
-    Ok(all)
+
+    fn from_bytes(body: &[u8]) -> Result<Self, String> {
+        let mut reader = Reader(body);
+        let [squares, sums] = [reader.number()?, reader.number()?];
+        let squares = reader.floats(squares as usize)?;
+        let digest_sums = (0..sums).map(|_| reader.number()).collect::<Result<_, _>>()?;
+        Ok(Self { squares, digest_sums, report: Report::from_bytes(reader.0)? })
+    }
 }
 
-fn apply<E: Engine>(
-    engine: &E,
-    shards: &mut Shards,
-    shard: &[Vec<f32>],
-    step: u64,
-    learning_rate: f64,
-    settings: &StepSettings,
-) {
-    let coefficients = |weight_decay: f64| {
-        let StepSettings { beta1, beta2, eps, .. } = *settings;
-        AdamW { lr: learning_rate, beta1, beta2, eps, weight_decay }.coefficients(step)
-    };
-    let [decaying, plain] = [settings.weight_decay, 0.0].map(coefficients);
-    shards.apply(shard, |tensor| if engine.tensors()[tensor].decays { decaying } else { plain });
+/// The numbers of a message of this rank.
+fn floats_of(rank: usize, body: &[u8]) -> Result<Vec<f32>, RankError> {
+    Reader(body).last_floats().map_err(|what| RankError::damaged(rank, what))
 }
 
 /// Passes the new weights of every rank on to all. The inner error is one of this rank alone.
@@ -130,7 +154,7 @@ fn spread<E: Engine>(engine: &mut E, shards: &Shards, team: &Team<'_>) -> Result
             team.broadcast_tensors(Ok(shards.values().collect::<Vec<_>>()))?;
             of_ranks.push(shards.values().map(Cow::Borrowed).collect());
         } else {
-            let received = team.receive_broadcast(rank)?.map_err(RankError::Elsewhere)?;
+            let received = team.receive_broadcast(rank)?.map_err(RankError::Failed)?;
             of_ranks.push(received.into_iter().map(Cow::Owned).collect());
         }
     }
@@ -151,8 +175,8 @@ fn folded<E: Engine>(
     update: &Update<'_>,
     settings: &StepSettings,
 ) -> Result<(Result<Vec<Vec<f32>>, RunError>, Losses), RankError> {
-    if update.targets == 0 {
-        return Ok((Err(StepError::NoTarget { step: update.step }.into()), Losses::default()));
+    if let Err(error) = update.check() {
+        return Ok((Err(error.into()), Losses::default()));
     }
     let groups = Groups::new(update.rows.len(), settings.gradient_groups);
     let (losses, kept) = (Losses::default(), VecDeque::new());
@@ -162,7 +186,7 @@ fn folded<E: Engine>(
     let Exchange { losses, own, .. } = exchange;
     let shard = shard
         .map(|shard| shards.combined(shard))
-        .map_err(|failure| own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Elsewhere(failure).into()));
+        .map_err(|failure| own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Failed(failure).into()));
     Ok((shard, losses))
 }
 
@@ -204,9 +228,9 @@ impl<E: Engine> Exchange<'_, E> {
     fn send(&mut self, node: Range<usize>) -> Result<(), RankError> {
         let parts = if let Some(own) = self.own.take() {
             // Nothing more is computed after a failure.
-            Err(self.team.keep(own, &mut self.own))
+            Err(self.team.told_to_others(own, &mut self.own))
         } else {
-            self.node(node).map_err(|error| self.team.keep(error.into(), &mut self.own))
+            self.node(node).map_err(|error| self.team.told_to_others(error.into(), &mut self.own))
         };
         for rank in 0..self.team.size() {
             let shard = parts.as_ref().map(|parts| self.shards.part_of(rank, parts)).map_err(Clone::clone);
@@ -247,8 +271,29 @@ impl<E: Engine> Exchange<'_, E> {
         Ok(match (left, right) {
             // The failure of the earlier rows is the one that a single process meets first.
             (Some(Ok(left)), Some(Ok(right))) => Some(Ok(shards::add(left, &right, rank)?)),
-            (Some(Err(failure)), Some(_)) | (Some(Ok(_)), Some(Err(failure))) => Some(Err::<_, Elsewhere>(failure)),
+            (Some(Err(failure)), Some(_)) | (Some(Ok(_)), Some(Err(failure))) => Some(Err::<_, RankFailure>(failure)),
             (left, right) => left.or(right),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_as_it_was_written() {
+        let losses = Losses { tokens: vec![0.5, -0.0, f32::MIN_POSITIVE], balance: vec![0.25, -1e-300] };
+        let report = Report::new(&[Digest([3, u64::MAX])], losses);
+        for digest_sums in [Vec::new(), vec![1, u64::MAX, 7]] {
+            let written = ShardReport { squares: vec![1.5, 0.0, 3e38], digest_sums, report: report.clone() };
+            let bytes = written.to_bytes();
+            let read = ShardReport::from_bytes(&bytes).expect("whole");
+            assert_eq!(read, written);
+            assert_eq!(read.to_bytes(), bytes, "the sign of a zero too");
+            for length in (0..bytes.len()).filter(|length| length % 4 != 0 || *length < bytes.len() - 12) {
+                assert!(ShardReport::from_bytes(&bytes[..length]).is_err(), "{length} of {} bytes", bytes.len());
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@
 #![expect(clippy::float_arithmetic, reason = "the tree's addition and the scaling of gradients, on the host")]
 
 use super::team::Team;
-use super::{Elsewhere, RankError};
+use super::{RankError, RankFailure};
 use crate::engine::{Engine, Stored};
 use crate::groups::Groups;
 use crate::prepare::RunError;
@@ -107,7 +107,7 @@ impl Shards {
             }
             let mut pieces = vec![own.into_iter().map(Cow::Borrowed).collect::<Vec<_>>()];
             for rank in 1..team.size() {
-                let received = team.receive_tensors(rank)?.map_err(RankError::Elsewhere)?;
+                let received = team.receive_tensors(rank)?.map_err(RankError::Failed)?;
                 pieces.push(received.into_iter().map(Cow::Owned).collect());
             }
             *whole = self.whole(pieces)?;
@@ -121,7 +121,7 @@ impl Shards {
         for (rank, (pieces, values)) in self.pieces.iter().zip(of_ranks).enumerate() {
             let fits = pieces.iter().map(|piece| piece.range.len()).eq(values.iter().map(|values| values.len()));
             if !fits {
-                return Err(RankError::Damaged { rank, what: "its shard has other lengths".to_string() });
+                return Err(RankError::damaged(rank, "its shard has other lengths"));
             }
             // Ranks and their pieces ascend.
             for (piece, values) in pieces.iter().zip(values) {
@@ -163,21 +163,24 @@ impl Shards {
         Ok(all)
     }
 
-    /// The sum of the squares of each tensor from those of all blocks.
-    pub(super) fn totals(&self, mut blocks: &[f32]) -> Result<Vec<f32>, RankError> {
-        let mut totals = Vec::new();
-        for length in &self.lengths {
-            let (of_tensor, rest) = blocks
-                .split_at_checked(length.div_ceil(BLOCK))
-                .ok_or_else(|| RankError::Damaged { rank: 0, what: "sums of blocks are missing".to_string() })?;
-            blocks = rest;
-            let mut level = of_tensor.to_vec();
+    /// The sum of the squares of each tensor from those of the blocks of every rank.
+    pub(super) fn totals(&self, of_ranks: &[Vec<f32>]) -> Result<Vec<f32>, RankError> {
+        for (rank, (pieces, sums)) in self.pieces.iter().zip(of_ranks).enumerate() {
+            let blocks: usize = pieces.iter().map(|piece| piece.range.len().div_ceil(BLOCK)).sum();
+            if sums.len() != blocks {
+                return Err(RankError::damaged(rank, format!("it has {} sums for {blocks} blocks", sums.len())));
+            }
+        }
+        // ORDER: pieces ascend with the ranks, so blocks are in the order of the tensors.
+        let mut blocks = of_ranks.iter().flatten().copied();
+        let total = |length: &usize| {
+            let mut level: Vec<f32> = blocks.by_ref().take(length.div_ceil(BLOCK)).collect();
             while level.len() > 1 {
                 level = level.chunks(BLOCK).map(sum).collect();
             }
-            totals.push(level.first().copied().unwrap_or(0.0));
-        }
-        Ok(totals)
+            level.first().copied().unwrap_or(0.0)
+        };
+        Ok(self.lengths.iter().map(total).collect())
     }
 
     /// Applies AdamW to this rank's pieces.
@@ -217,7 +220,7 @@ impl Shards {
             let (own, rest) = own.as_chunks::<2>();
             let (own, more) = own.as_chunks::<3>();
             if own.len() != pieces.len() || rest.len() + more.len() > 0 {
-                return Err(RankError::Damaged { rank, what: "its digests belong to different tensors".to_string() });
+                return Err(RankError::damaged(rank, "its digests belong to different tensors"));
             }
             for (piece, own) in pieces.iter().zip(own) {
                 for (sum, own) in sums[piece.tensor].iter_mut().zip(own) {
@@ -241,7 +244,7 @@ impl Shards {
 pub(super) fn add(left: Vec<Vec<f32>>, right: &[Vec<f32>], rank: usize) -> Result<Vec<Vec<f32>>, RankError> {
     let mut left = left;
     if !left.iter().map(Vec::len).eq(right.iter().map(Vec::len)) {
-        return Err(RankError::Damaged { rank, what: "its shard has other lengths".to_string() });
+        return Err(RankError::damaged(rank, "its shard has other lengths"));
     }
     for (left, right) in left.iter_mut().zip(right) {
         add_to(left, right);
@@ -263,11 +266,27 @@ pub(super) fn scale(shard: &mut [Vec<f32>], factor: f32) {
 }
 
 /// Gradients of a shard, or the failure that came instead.
-pub(super) type Shard = Result<Vec<Vec<f32>>, Elsewhere>;
+pub(super) type Shard = Result<Vec<Vec<f32>>, RankFailure>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_that_are_missing_are_those_of_their_rank() {
+        let lengths = vec![2 * BLOCK + 1, 5];
+        let pieces = cut(&lengths, 2);
+        let cpu = Cpu::new(1, isobit_kernels::Path::best()).expect("a thread");
+        let (values, moments) = (Vec::new(), [Vec::new(), Vec::new()]);
+        let shards = Shards { cpu, rank: 0, lengths, pieces, values, moments };
+        assert_eq!(shards.totals(&[vec![1.0, 2.0], vec![4.0, 8.0]]).expect("two blocks each"), [7.0, 8.0]);
+        for (rank, of_ranks) in [(0, [vec![1.0], vec![4.0, 8.0]]), (1, [vec![1.0, 2.0], vec![4.0; 3]])] {
+            let RankError::Damaged { rank: named, .. } = shards.totals(&of_ranks).expect_err("other blocks") else {
+                panic!("not its message")
+            };
+            assert_eq!(named, rank);
+        }
+    }
 
     #[test]
     fn pieces_cover_every_element_once_and_begin_at_blocks() {

@@ -6,7 +6,7 @@
 //! whom that one waits for in turn; the first that gives no answer is the one.
 
 use super::wire::{self, Kind, Reader, message, opened};
-use super::{Alone, Channel, Elsewhere, Message, RankError, World, WorldError};
+use super::{Alone, Channel, Message, RankError, RankFailure, World, WorldError};
 use crate::prepare::RunError;
 use crate::signal::Signal;
 use serde::Serialize;
@@ -26,7 +26,7 @@ const REPLY_MAX: Duration = Duration::from_secs(5);
 const BUCKET_BYTES: usize = 16 << 20;
 
 /// Tensors that arrived, or the failure that came instead of them.
-pub(super) type Tensors = Result<Vec<Vec<f32>>, Elsewhere>;
+pub(super) type Tensors = Result<Vec<Vec<f32>>, RankFailure>;
 
 /// The clock of deadlines and of the time spent in communication.
 #[expect(clippy::disallowed_types, reason = "deadlines; results never depend on them")]
@@ -126,7 +126,7 @@ impl<'w> Team<'w> {
     }
 
     /// Whether the other ranks know how the run ends. Otherwise they wait for this one.
-    pub fn knows_of_the_end(&self) -> bool {
+    pub fn others_know_the_end(&self) -> bool {
         self.is_alone() || self.is_end_agreed.get()
     }
 
@@ -137,7 +137,7 @@ impl<'w> Team<'w> {
 
     /// Stops the other ranks unless they already know how the run ends.
     pub fn abandon(&self, code: u8) {
-        if !self.knows_of_the_end() {
+        if !self.others_know_the_end() {
             self.world.abort(code);
         }
     }
@@ -159,7 +159,7 @@ impl<'w> Team<'w> {
         }
         let begun = Clock::start();
         let (mut own, noted) = (None, (self.requested)());
-        let mut kept = |answer: Result<Vec<u8>, RunError>| answer.map_err(|error| self.keep(error, &mut own));
+        let mut kept = |answer: Result<Vec<u8>, RunError>| answer.map_err(|error| self.told_to_others(error, &mut own));
         let decided = if self.is_first() {
             let answers = self.gather(kept(answer), noted)?;
             let decided = answers.and_then(|(answers, signal)| Ok((kept(decide(answers))?, signal)));
@@ -185,7 +185,7 @@ impl<'w> Team<'w> {
             }
             Err(failure) => {
                 self.is_end_agreed.set(true);
-                Err(own.filter(|_| failure.rank == self.rank()).unwrap_or(RankError::Elsewhere(failure).into()))
+                Err(own.filter(|_| failure.rank == self.rank()).unwrap_or(RankError::Failed(failure).into()))
             }
         }
     }
@@ -204,7 +204,7 @@ impl<'w> Team<'w> {
     }
 
     /// What rank 0 makes, for every rank.
-    pub fn from_first<T: Serialize + DeserializeOwned>(
+    pub fn value_of_rank_0<T: Serialize + DeserializeOwned>(
         &self,
         make: impl FnOnce() -> Result<T, RunError>,
     ) -> Result<T, RunError> {
@@ -214,47 +214,46 @@ impl<'w> Team<'w> {
         let json = |value: T| serde_json::to_vec(&value).expect("what ranks share has a JSON form");
         let answer = if self.is_first() { make().map(json) } else { Ok(Vec::new()) };
         let made = self.agree(answer, |mut answers| Ok(answers.swap_remove(0)))?;
-        let damaged = |error: serde_json::Error| RankError::Damaged { rank: 0, what: error.to_string() };
-        Ok(serde_json::from_slice(&made).map_err(damaged)?)
+        Ok(serde_json::from_slice(&made).map_err(|error| RankError::damaged(0, error.to_string()))?)
     }
 
     /// The numbers that rank 0 found, for every rank. If it failed, all fail; the next agreement
     /// settles with which error.
-    pub fn share_first(&self, own: Option<Result<Vec<f32>, RunError>>) -> Result<Vec<f32>, RunError> {
+    pub fn numbers_of_rank_0(&self, own: Option<Result<Vec<f32>, RunError>>) -> Result<Vec<f32>, RunError> {
         let Some(own) = own else {
-            let shared = self.receive_broadcast(0)?.map_err(RankError::Elsewhere)?;
-            let what = format!("{} tensors came instead of one", shared.len());
-            return shared.into_iter().next().ok_or(RankError::Damaged { rank: 0, what }.into());
+            let shared = self.receive_broadcast(0)?.map_err(RankError::Failed)?;
+            let damaged = RankError::damaged(0, format!("{} tensors came instead of one", shared.len()));
+            return shared.into_iter().next().ok_or(damaged.into());
         };
         if self.is_alone() {
             return own;
         }
         let mut failure = None;
-        let own = own.map_err(|error| self.keep(error, &mut failure));
+        let own = own.map_err(|error| self.told_to_others(error, &mut failure));
         self.broadcast_tensors(own.as_ref().map(|values| vec![values]).map_err(Clone::clone))?;
-        own.map_err(|elsewhere| failure.unwrap_or(RankError::Elsewhere(elsewhere).into()))
+        own.map_err(|told| failure.unwrap_or(RankError::Failed(told).into()))
     }
 
     /// The form in which other ranks hear of a failure. Keeps the failure itself for this rank.
-    pub(super) fn keep(&self, error: RunError, own: &mut Option<RunError>) -> Elsewhere {
-        if let RunError::Rank(RankError::Elsewhere(elsewhere)) = error {
-            if elsewhere.rank == self.rank() && own.is_none() {
-                *own = Some(RankError::Elsewhere(elsewhere.clone()).into());
+    pub(super) fn told_to_others(&self, error: RunError, own: &mut Option<RunError>) -> RankFailure {
+        if let RunError::Rank(RankError::Failed(failure)) = error {
+            if failure.rank == self.rank() && own.is_none() {
+                *own = Some(RankError::Failed(failure.clone()).into());
             }
-            return elsewhere;
+            return failure;
         }
         let (rank, code, what, hint) = (self.rank(), error.exit_code(), error.to_string(), error.hint());
         own.get_or_insert(error);
-        Elsewhere { rank, code, what, hint }
+        RankFailure { rank, code, what, hint }
     }
 
     /// The answers of all ranks and the first signal, on rank 0; or the failure of the lowest rank.
     #[expect(clippy::type_complexity, reason = "a failure of a rank is an answer, a lost rank is an error")]
     fn gather(
         &self,
-        own: Result<Vec<u8>, Elsewhere>,
+        own: Result<Vec<u8>, RankFailure>,
         noted: Option<Signal>,
-    ) -> Result<Result<(Vec<Vec<u8>>, Option<Signal>), Elsewhere>, RankError> {
+    ) -> Result<Result<(Vec<Vec<u8>>, Option<Signal>), RankFailure>, RankError> {
         let (mut answers, mut signal) = (own.map(|own| vec![own]), noted);
         for rank in 1..self.size() {
             let message = self.receive(rank)?;
@@ -278,7 +277,7 @@ impl<'w> Team<'w> {
     pub(super) fn send_tensors<T: AsRef<[f32]>>(
         &self,
         to: usize,
-        tensors: Result<Vec<T>, Elsewhere>,
+        tensors: Result<Vec<T>, RankFailure>,
     ) -> Result<(), RankError> {
         let begun = Clock::start();
         for message in packed(tensors) {
@@ -296,7 +295,7 @@ impl<'w> Team<'w> {
     }
 
     /// Tensors of this rank, or the failure that came instead of them, for every other.
-    pub(super) fn broadcast_tensors<T: AsRef<[f32]>>(&self, own: Result<Vec<T>, Elsewhere>) -> Result<(), RankError> {
+    pub(super) fn broadcast_tensors<T: AsRef<[f32]>>(&self, own: Result<Vec<T>, RankFailure>) -> Result<(), RankError> {
         let begun = Clock::start();
         let result = packed(own).try_for_each(|message| self.broadcast(self.rank(), Some(message)).map(drop));
         self.spend(&begun);
@@ -392,7 +391,7 @@ impl<'w> Team<'w> {
     /// A question and its number, or the answer to one: the rank that `rank` waits for.
     fn control_of(&self, rank: usize) -> Result<Option<(Kind, u64, usize)>, RankError> {
         let Some(message) = self.world.poll(rank, Channel::Control).map_err(lost)? else { return Ok(None) };
-        let damaged = |what| RankError::Damaged { rank, what };
+        let damaged = |what| RankError::damaged(rank, what);
         let (kind, body) = opened(&message).map_err(damaged)?;
         let mut reader = Reader(body);
         let number = reader.number().map_err(damaged)?;
@@ -407,7 +406,7 @@ impl<'w> Team<'w> {
 
 /// Tensors from the messages they came in.
 fn unpack(from: usize, next: impl Fn() -> Result<Message, RankError>) -> Result<Tensors, RankError> {
-    let damaged = |what: String| RankError::Damaged { rank: from, what };
+    let damaged = |what: String| RankError::damaged(from, what);
     let first = next()?;
     let mut lengths = Vec::new();
     match open(from, &first, Kind::Tensors)? {
@@ -436,8 +435,8 @@ fn unpack(from: usize, next: impl Fn() -> Result<Message, RankError>) -> Result<
 }
 
 /// The body of a message of the expected kind, or the failure that came instead.
-fn open(from: usize, message: &Message, kind: Kind) -> Result<Result<&[u8], Elsewhere>, RankError> {
-    let damaged = |what: String| RankError::Damaged { rank: from, what };
+fn open(from: usize, message: &Message, kind: Kind) -> Result<Result<&[u8], RankFailure>, RankError> {
+    let damaged = |what: String| RankError::damaged(from, what);
     match opened(message).map_err(damaged)? {
         (Kind::Failure, body) => {
             let failure = serde_json::from_slice(body).map_err(|error| damaged(error.to_string()))?;
@@ -450,19 +449,16 @@ fn open(from: usize, message: &Message, kind: Kind) -> Result<Result<&[u8], Else
 
 /// Splits a body into a signal and the rest.
 fn split_signal(from: usize, body: &[u8]) -> Result<(Option<Signal>, &[u8]), RankError> {
-    let (code, rest) =
-        body.split_first().ok_or_else(|| RankError::Damaged { rank: from, what: "it is empty".to_string() })?;
+    let (code, rest) = body.split_first().ok_or_else(|| RankError::damaged(from, "it is empty"))?;
     Ok((Signal::from_exit_code(*code), rest))
 }
 
 fn lost(error: WorldError) -> RankError {
-    match error {
-        WorldError::Gone { rank, why } => RankError::Gone { rank, why },
-        WorldError::Aborted { code } => RankError::Aborted { code },
-    }
+    let WorldError::Gone { rank, why } = error;
+    RankError::Gone { rank, why }
 }
 
-fn failed(failure: &Elsewhere) -> Message {
+fn failed(failure: &RankFailure) -> Message {
     message(Kind::Failure, |bytes| {
         bytes.extend(serde_json::to_vec(failure).expect("strings and numbers have a JSON form"));
     })
@@ -478,7 +474,7 @@ fn with_signal(kind: Kind, signal: Option<Signal>, body: &[u8]) -> Message {
 
 /// The messages that tensors travel in: their lengths, then buckets of them. Each tensor is packed
 /// when its message is sent, and dropped then.
-fn packed<T: AsRef<[f32]>>(tensors: Result<Vec<T>, Elsewhere>) -> impl Iterator<Item = Message> {
+fn packed<T: AsRef<[f32]>>(tensors: Result<Vec<T>, RankFailure>) -> impl Iterator<Item = Message> {
     let (head, tensors) = match tensors {
         Ok(tensors) => {
             let lengths = tensors.iter().flat_map(|tensor| (tensor.as_ref().len() as u64).to_le_bytes());

@@ -1,4 +1,5 @@
-//! Ranks as threads of one process: what the protocols are tested with.
+//! Ranks as threads of one process: what the protocols are tested with, and the laws that `cargo
+//! xtask laws` compares.
 
 use super::{Channel, Message, Neighbours, World, WorldError};
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +12,8 @@ type Queues = BTreeMap<(usize, usize, Channel), VecDeque<Message>>;
 struct State {
     queues: Queues,
     left: Vec<bool>,
-    aborted: Option<u8>,
+    /// The rank that ended the run, and its exit code.
+    aborted: Option<(usize, u8)>,
 }
 
 /// One of the threads.
@@ -36,7 +38,9 @@ impl Thread {
     fn running(&self) -> Result<MutexGuard<'_, State>, WorldError> {
         let state = self.state();
         match state.aborted {
-            Some(code) => Err(WorldError::Aborted { code }),
+            Some((rank, code)) => {
+                Err(WorldError::Gone { rank, why: format!("it ended the run with exit code {code}") })
+            }
             None => Ok(state),
         }
     }
@@ -70,7 +74,7 @@ impl World for Thread {
     }
 
     fn abort(&self, code: u8) {
-        self.state().aborted.get_or_insert(code);
+        self.state().aborted.get_or_insert((self.rank, code));
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::team::Team;
 use super::wire::{self, Reader};
-use super::{Elsewhere, RankError};
+use super::{RankError, RankFailure};
 use crate::engine::{Applied, Engine};
 use crate::groups::{Groups, middle};
 use crate::prepare::RunError;
@@ -63,12 +63,9 @@ pub fn step<E: Engine>(
     }
     // Norms and coefficients are computed on the calling thread.
     float_state::restore();
-    let targets: usize = rows.iter().map(|row| row.target_count()).sum();
-    let update = Update { rows, step, targets };
+    let update = Update::new(rows, step);
     let mut applied = || -> Result<(Applied, Report), RunError> {
-        if targets == 0 {
-            return Err(StepError::NoTarget { step }.into());
-        }
+        update.check()?;
         let (mut gradients, losses) = gradients(engine, team, &update, settings)?;
         let applied = engine.clip_and_apply(&mut gradients, step, learning_rate, settings)?;
         let report = match &applied.digests[..] {
@@ -85,22 +82,14 @@ pub fn step<E: Engine>(
         let reports = answers
             .iter()
             .enumerate()
-            .map(|(rank, body)| Report::from_bytes(body).map_err(|what| RankError::Damaged { rank, what }));
+            .map(|(rank, body)| Report::from_bytes(body).map_err(|what| RankError::damaged(rank, what)));
         Report::decide(step, reports.collect::<Result<_, _>>()?)
     })?;
-    let tokens = rows.iter().map(|row| row.tokens().len()).sum();
-    let loss = number(&loss)?;
-    Ok(StepReport { loss: mean(loss, targets), grad_norm, tokens, targets, digests })
-}
-
-#[expect(clippy::float_arithmetic, reason = "the mean that a single process computes")]
-pub(super) fn mean(sum: f64, count: usize) -> f64 {
-    sum / count as f64
+    Ok(update.report(number(&loss)?, grad_norm, digests))
 }
 
 pub(super) fn number(bytes: &[u8]) -> Result<f64, RankError> {
-    let damaged = |_| RankError::Damaged { rank: 0, what: "it is too short".to_string() };
-    bytes.try_into().map(f64::from_le_bytes).map_err(damaged)
+    bytes.try_into().map(f64::from_le_bytes).map_err(|_| RankError::damaged(0, "it has another length"))
 }
 
 /// Loss and accuracy of rows: each rank evaluates a range of consecutive rows.
@@ -124,7 +113,7 @@ pub fn evaluate<E: Engine>(
     let decided = team.agree(answer, |answers| {
         let mut all = Evaluated::default();
         for (rank, body) in answers.iter().enumerate() {
-            all.append(evaluated_from(body).map_err(|what| RankError::Damaged { rank, what })?);
+            all.append(evaluated_from(body).map_err(|what| RankError::damaged(rank, what))?);
         }
         // ORDER: ranks have consecutive rows.
         let Evaluation { loss_sum, correct, targets } = all.total();
@@ -134,18 +123,17 @@ pub fn evaluate<E: Engine>(
         let loss_sum = f64::from_bits(reader.number()?);
         Ok(Evaluation { loss_sum, correct: reader.number()? as usize, targets: reader.number()? as usize })
     };
-    Ok(read(&mut Reader(&decided)).map_err(|what| RankError::Damaged { rank: 0, what })?)
+    Ok(read(&mut Reader(&decided)).map_err(|what| RankError::damaged(0, what))?)
 }
 
 fn evaluated_from(body: &[u8]) -> Result<Evaluated, String> {
     let mut reader = Reader(body);
     let (correct, targets) = (reader.number()? as usize, reader.number()? as usize);
-    let losses = reader.floats(reader.0.len() / 4)?;
-    reader.end()?;
-    Ok(Evaluated { losses, correct, targets })
+    Ok(Evaluated { losses: reader.last_floats()?, correct, targets })
 }
 
 /// What a rank says at the end of an update.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Report {
     /// Of its weights.
     digest: Digest,
@@ -184,9 +172,7 @@ impl Report {
         let digest = Digest([reader.number()?, reader.number()?]);
         let count = reader.number()?;
         let balance = (0..count).map(|_| Ok(f64::from_bits(reader.number()?))).collect::<Result<_, String>>()?;
-        let tokens = reader.floats(reader.0.len() / 4)?;
-        reader.end()?;
-        Ok(Self { digest, losses: Losses { tokens, balance } })
+        Ok(Self { digest, losses: Losses { tokens: reader.last_floats()?, balance } })
     }
 }
 
@@ -215,15 +201,13 @@ fn gradients<E: Engine>(
     let Tree { losses, own, .. } = tree;
     match gradients {
         Ok(gradients) => Ok((gradients, losses)),
-        Err(failure) => {
-            Err(own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Elsewhere(failure).into()))
-        }
+        Err(failure) => Err(own.filter(|_| failure.rank == team.rank()).unwrap_or(RankError::Failed(failure).into())),
     }
 }
 
 /// Where the gradients of a node are.
 enum Place<G> {
-    Here(Result<G, Elsewhere>),
+    Here(Result<G, RankFailure>),
     /// With another rank.
     With(usize),
 }
@@ -276,7 +260,7 @@ impl<E: Engine> Tree<'_, E> {
         }
         if let Some(own) = self.own.take() {
             // Nothing more is computed after a failure.
-            return Place::Here(Err(self.team.keep(own, &mut self.own)));
+            return Place::Here(Err(self.team.told_to_others(own, &mut self.own)));
         }
         let computed = self.engine.group_gradients(self.update, self.groups.rows_of(group), self.settings);
         Place::Here(self.kept(computed).map(|(gradients, losses)| {
@@ -287,16 +271,16 @@ impl<E: Engine> Tree<'_, E> {
 
     fn add(
         &mut self,
-        left: Result<E::Gradients, Elsewhere>,
-        right: Result<E::Gradients, Elsewhere>,
-    ) -> Result<E::Gradients, Elsewhere> {
+        left: Result<E::Gradients, RankFailure>,
+        right: Result<E::Gradients, RankFailure>,
+    ) -> Result<E::Gradients, RankFailure> {
         // The failure of the earlier rows is the one that a single process meets first.
         let (left, right) = (left?, right?);
         self.kept(self.engine.add(left, right))
     }
 
     /// The root's gradients, combined, for every rank.
-    fn spread(&mut self, root: Place<E::Gradients>) -> Result<Result<E::Gradients, Elsewhere>, RankError> {
+    fn spread(&mut self, root: Place<E::Gradients>) -> Result<Result<E::Gradients, RankFailure>, RankError> {
         match root {
             Place::Here(gradients) => {
                 let combined = gradients.and_then(|mut gradients| {
@@ -319,8 +303,8 @@ impl<E: Engine> Tree<'_, E> {
     }
 
     /// Keeps a failure of this rank and returns what others hear of it.
-    fn kept<T>(&mut self, result: Result<T, StepError>) -> Result<T, Elsewhere> {
-        result.map_err(|error| self.team.keep(error.into(), &mut self.own))
+    fn kept<T>(&mut self, result: Result<T, StepError>) -> Result<T, RankFailure> {
+        result.map_err(|error| self.team.told_to_others(error.into(), &mut self.own))
     }
 }
 

@@ -63,6 +63,12 @@ pub(super) fn opened(bytes: &[u8]) -> Result<(Kind, &[u8]), String> {
     kind.map(|kind| (kind, &bytes[CHECK_BYTES + 1..])).ok_or_else(|| "its kind is unknown".to_string())
 }
 
+pub(super) fn floats(values: &[f32]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_floats(&mut bytes, values);
+    bytes
+}
+
 pub(super) fn put_floats(bytes: &mut Vec<u8>, values: &[f32]) {
     if cfg!(target_endian = "little") {
         bytes.extend_from_slice(bytes_of(values));
@@ -90,6 +96,12 @@ impl<'a> Reader<'a> {
         let mut floats = room(count);
         floats.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
         Ok(floats)
+    }
+
+    /// The floats that are left, which nothing follows.
+    pub(super) fn last_floats(&mut self) -> Result<Vec<f32>, String> {
+        let floats = self.floats(self.0.len() / 4)?;
+        self.end().map(|()| floats)
     }
 
     pub(super) fn end(&self) -> Result<(), String> {

@@ -19,10 +19,13 @@ use std::sync::mpsc::{Receiver, sync_channel};
 pub(crate) struct Alone<B: Backend> {
     pub(crate) trainer: Trainer<B>,
     /// Stages behind this one.
-    pub(crate) behind: usize,
+    pub(crate) stages_after: usize,
     /// Whether a stage before this one trains anything.
     pub(crate) trained_before: bool,
 }
+
+/// What computes, in messages.
+const PLANNED: &str = "a planned device";
 
 /// The far ends of the links, which take what the stage sends.
 type Ends = (Option<Receiver<Backward>>, Option<Receiver<Forward>>);
@@ -80,7 +83,7 @@ impl<B: Backend> Engine for Alone<B> {
         let update = Update { rows: &update.rows[group], ..*update };
         let (links, _ends) = self.links(update.rows, settings.micro_batch_size);
         let group = Group { update, first_row, settings };
-        Ok(schedule::group_gradients(&self.trainer, &group, &links, self.behind)?)
+        schedule::group_gradients(&self.trainer, &group, &links, self.stages_after).map_err(|stop| stop.on(PLANNED))
     }
 
     fn add(&self, left: Gradients<B>, right: Gradients<B>) -> Result<Gradients<B>, StepError> {
@@ -141,7 +144,7 @@ impl<B: Backend> Engine for Alone<B> {
         let first_row = range.start;
         let (links, _ends) = self.links(&rows[range.clone()], micro_batch_size);
         let how = (profile, micro_batch_size);
-        Ok(schedule::evaluate(&self.trainer, &rows[range], first_row, how, &links)?)
+        schedule::evaluate(&self.trainer, &rows[range], first_row, how, &links).map_err(|stop| stop.on(PLANNED))
     }
 
     fn device_peaks(&self) -> Result<Vec<Option<u64>>, StepError> {

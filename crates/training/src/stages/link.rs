@@ -61,11 +61,11 @@ impl Shelf {
     }
 }
 
-/// Parcels on their way at once, at most, behind a stage with `behind` stages behind it: one for
-/// each micro-batch between its forward and its backward pass. Where nothing in front is trained,
-/// and in evaluations, `behind` wait, one more is ready to, and one is being received.
-pub fn parcels(behind: usize) -> usize {
-    behind + 2
+/// Parcels on their way at once, at most, behind a stage with `stages_after` more: one for each
+/// micro-batch between its forward and its backward pass. Where nothing in front is trained, and in
+/// evaluations, `stages_after` wait, one more is ready to, and one is being received.
+pub fn parcels(stages_after: usize) -> usize {
+    stages_after + 2
 }
 
 /// The end of a link towards one neighbour.
@@ -98,9 +98,9 @@ impl Links {
     pub(crate) fn chain(shelves: &[Shelf]) -> Vec<Self> {
         let mut all: Vec<Self> = (0..=shelves.len()).map(|_| Self::default()).collect();
         for (at, shelf) in shelves.iter().enumerate() {
-            let behind = shelves.len() - at;
-            let (send_forward, receive_forward) = sync_channel(behind);
-            let (send_backward, receive_backward) = sync_channel(behind);
+            let stages_after = shelves.len() - at;
+            let (send_forward, receive_forward) = sync_channel(stages_after);
+            let (send_backward, receive_backward) = sync_channel(stages_after);
             all[at].after = Some(End { receive: receive_backward, send: send_forward, shelf: shelf.clone() });
             all[at + 1].before = Some(End { receive: receive_forward, send: send_backward, shelf: shelf.clone() });
         }

@@ -116,7 +116,7 @@ impl Stages {
                 settings: settings.clone(),
                 placement: Placement::new(Offload::NONE, with_moments, 1),
                 part,
-                behind: counts.len() - 1 - at,
+                stages_after: counts.len() - 1 - at,
                 commands: orders,
                 replies: answer.clone(),
             };
@@ -158,7 +158,8 @@ impl Stages {
 
     fn ask(&self, stage: usize, command: Command) -> Result<Answer, StepError> {
         self.tell(stage, command);
-        Ok(self.handles[stage].answer()?)
+        let handle = &self.handles[stage];
+        handle.answer().map_err(|stop| stop.on(&handle.device))
     }
 
     /// Asks all stages at once. A stage's own failure is reported before that of a neighbour which
@@ -170,10 +171,10 @@ impl Stages {
             match stage.answer() {
                 Ok(answer) => answers.push(answer),
                 Err(Stop::Failed(error)) => failed = failed.or(Some(error)),
-                Err(stop @ Stop::Neighbour) => stopped = Some(stop),
+                Err(stop @ Stop::Neighbour) => stopped = Some(stop.on(&stage.device)),
             }
         }
-        match failed.or(stopped.map(StepError::from)) {
+        match failed.or(stopped) {
             Some(error) => Err(error),
             None => Ok(answers),
         }

@@ -65,12 +65,12 @@ struct Schedule<'a, B: Backend> {
 }
 
 /// The gradients of a group for the part that `trainer` has; the last stage has the losses.
-/// `behind` is the number of stages behind this one.
+/// `stages_after` is the number of stages behind this one.
 pub(crate) fn group_gradients<B: Backend>(
     trainer: &Trainer<B>,
     group: &Group<'_>,
     links: &Links,
-    behind: usize,
+    stages_after: usize,
 ) -> Result<(Gradients<B>, Losses), Stop> {
     let micro = micro_batches(0..group.update.rows.len(), group.settings.micro_batch_size);
     // Tapes borrow their batches, so these stay until the group is done: at most 16 bytes a token.
@@ -81,7 +81,7 @@ pub(crate) fn group_gradients<B: Backend>(
     let mut in_flight = VecDeque::new();
     for (at, (rows, batch)) in batches.iter().enumerate() {
         in_flight.extend(schedule.forward(at, rows.clone(), batch)?);
-        if in_flight.len() > behind {
+        if in_flight.len() > stages_after {
             schedule.backward(in_flight.pop_front())?;
         }
     }

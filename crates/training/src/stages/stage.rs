@@ -134,7 +134,7 @@ pub struct Stage<'a> {
     pub(crate) placement: Placement,
     pub(crate) part: Part,
     /// Stages behind this one.
-    pub(crate) behind: usize,
+    pub(crate) stages_after: usize,
     pub(crate) commands: Receiver<Command>,
     pub(crate) replies: Sender<Reply>,
 }
@@ -156,7 +156,7 @@ impl Stage<'_> {
             placed.map_err(RunError::from)
         });
         let mut worker = match trainer {
-            Ok(trainer) => Worker { trainer, behind: self.behind, gradients: BTreeMap::new() },
+            Ok(trainer) => Worker { trainer, stages_after: self.stages_after, gradients: BTreeMap::new() },
             Err(error) => {
                 // Nobody waits for it any more if another stage failed first.
                 let _ = self.replies.send(Reply::Built(Err(error)));
@@ -168,9 +168,9 @@ impl Stage<'_> {
         }
         for command in self.commands {
             float_state::restore();
-            if let Some(answer) = worker.obey(command)
-                && self.replies.send(Reply::Answered(answer)).is_err()
-            {
+            let is_answered = !matches!(command, Command::Free { .. });
+            let answer = worker.answer(command);
+            if is_answered && self.replies.send(Reply::Answered(answer)).is_err() {
                 return;
             }
         }
@@ -179,19 +179,11 @@ impl Stage<'_> {
 
 struct Worker<B: Backend> {
     trainer: Trainer<B>,
-    behind: usize,
+    stages_after: usize,
     gradients: BTreeMap<Slot, Gradients<B>>,
 }
 
 impl<B: Backend> Worker<B> {
-    fn obey(&mut self, command: Command) -> Option<Result<Answer, Stop>> {
-        if let Command::Free { slot } = command {
-            self.gradients.remove(&slot);
-            return None;
-        }
-        Some(self.answer(command))
-    }
-
     fn answer(&mut self, command: Command) -> Result<Answer, Stop> {
         let trainer = &mut self.trainer;
         match command {
@@ -236,7 +228,7 @@ impl<B: Backend> Worker<B> {
             Command::Write { tensor, which, values } => trainer.write(tensor, which, values)?,
             Command::WriteTable { values } => trainer.write_table(&values),
             Command::Peak => return Ok(Answer::Peak(trainer.backend.device_peak_bytes())),
-            Command::Free { .. } => {}
+            Command::Free { slot } => drop(self.gradients.remove(&slot)),
         }
         Ok(Answer::Done)
     }
@@ -249,7 +241,7 @@ impl<B: Backend> Worker<B> {
         let rows: Vec<&Row> = shared.rows.iter().collect();
         let update = Update { rows: &rows, step: shared.step, targets: shared.targets };
         let group = Group { update, first_row: shared.first_row, settings: &shared.settings };
-        let (gradients, losses) = schedule::group_gradients(&self.trainer, &group, links, self.behind)?;
+        let (gradients, losses) = schedule::group_gradients(&self.trainer, &group, links, self.stages_after)?;
         self.gradients.insert(slot, gradients);
         Ok(Answer::Losses(losses))
     }
@@ -258,14 +250,15 @@ impl<B: Backend> Worker<B> {
 /// Why gradients are there.
 const HELD: &str = "the engine names gradients that it has made and not freed";
 
-/// For the engine, which must see every failure as one of its own.
-impl From<Stop> for StepError {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Failed(error) => error,
-            Stop::Neighbour => {
-                Self::Stage { device: "a device of the list".to_string(), what: "it stopped".to_string() }
-            }
+impl Stop {
+    /// The same for the engine, which must see every failure as that of a device.
+    pub(crate) fn on(self, device: &str) -> StepError {
+        match self {
+            Self::Failed(error) => error,
+            Self::Neighbour => StepError::Stage {
+                device: device.to_string(),
+                what: "it stopped because the thread of a device beside it in the list had ended".to_string(),
+            },
         }
     }
 }

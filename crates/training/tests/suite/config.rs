@@ -271,6 +271,11 @@ fn a_device_displaces_what_was_written_for_others() {
         assert_eq!(with(&all, sets), with(&format!("{expected}{LEAST}"), &[]), "{sets:?}");
         assert_eq!(notes(&all, sets).len(), *gone, "{sets:?}");
     }
+    // The layers of one list are not those of another.
+    let lists = ["devices_by_rank=[\"cuda:0,cuda:1\", \"cuda:2\"]"];
+    let without = all.replace("device_map = [1, 1]\n", "");
+    assert_eq!(with(&all, &lists), with(&without, &lists));
+    assert_eq!(notes(&all, &lists).len(), 1);
     let later = with(&all, &["device=hip:0", "devices_by_rank=[\"cpu\", \"cpu\"]"]);
     assert!(later.is_err(), "nothing is offloaded from the CPU");
     assert_eq!(
@@ -376,6 +381,13 @@ fn faults_are_named_with_place_and_remedy() {
     for (added, sets, expected) in cases {
         check_error(&text(added), sets, expected);
     }
+    check_error(
+        &format!(
+            "device = [\"cpu\", \"cpu\"]\ndevice_map = [1, 1]\ndevices_by_rank = [\"cpu,cpu,cpu\", \"cpu\"]\n{LEAST}"
+        ),
+        &[],
+        "run.toml:2: `device_map` = [1, 1]: it divides the layers of `device`, but `devices_by_rank` names other devices\nhint: leave `device_map` out: each rank's layers are divided by the plan",
+    );
     check_error(
         "",
         &[],

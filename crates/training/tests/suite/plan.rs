@@ -181,12 +181,12 @@ fn stages_against_buffers() {
             });
             let (mut between, mut peaks, mut trained_before) = (0, 0, false);
             for (at, part) in Part::divide(&config, counts).into_iter().enumerate() {
-                let behind = counts.len() - 1 - at;
-                let rows = &all[..PeakOfUpdate::of_stage(6, 1, 1, behind).rows];
+                let stages_after = counts.len() - 1 - at;
+                let rows = &all[..PeakOfUpdate::of_stage(6, 1, 1, stages_after).rows];
                 let (settings, step, offload) = (&settings, &step, Offload::NONE);
                 let stage = PlannedStage {
                     part,
-                    behind,
+                    stages_after,
                     trained_before,
                     settings,
                     step,

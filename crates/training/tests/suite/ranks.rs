@@ -2,12 +2,16 @@
 //! damaged messages or differs from the others.
 
 use crate::ranks_ground::{Ended, Fault, Ground};
+use isobit_kernels::{Cpu, Path as CpuPath};
+use isobit_models::build;
 use isobit_training::checkpoint::Start;
-use isobit_training::prepare::RunError;
+use isobit_training::engine::Engine;
+use isobit_training::prepare::{RunError, build_settings, step_settings};
 use isobit_training::ranks::RankError;
 use isobit_training::ranks::update::groups_of;
 use isobit_training::run::Outcome;
 use isobit_training::signal::Signal;
+use isobit_training::trainer::Trainer;
 
 const LORA: &str = "type = \"lora\"\nlora_r = 4\nlora_dropout = 0.25";
 const FULL: &str = "type = \"full\"";
@@ -97,6 +101,18 @@ fn more_groups_than_rows() {
     );
 }
 
+/// An update that goes past the shards would apply nothing.
+#[test]
+#[should_panic(expected = "applies no update")]
+fn an_engine_without_moments_applies_nothing_in_silence() {
+    let ground = Ground::new("qwen2-tied", FULL);
+    let prepared = ground.prepared("out", &[], None).expect("it can train");
+    let cpu = Cpu::new(1, CpuPath::best()).expect("a thread");
+    let built = build(&cpu, &prepared.model, &prepared.weights, &build_settings(&prepared.run)).expect("built");
+    let rows: Vec<_> = prepared.train.iter().take(2).collect();
+    let _ = Trainer::without_moments(cpu, built).step(&rows, 1, 1e-3, &step_settings(&prepared.run));
+}
+
 #[test]
 fn every_group_has_one_rank() {
     for groups in 1..20 {
@@ -166,6 +182,21 @@ fn a_rank_that_hangs_is_named() {
         assert!(!ended.iter().any(wrong), "{ended:?}");
         assert!(ended.iter().all(|outcome| outcome.as_ref().is_err_and(|error| error.exit_code() == 6)), "{ended:?}");
     }
+}
+
+/// The lines of the metrics have the time of updates and evaluations; saves take some too.
+#[test]
+fn all_communication_is_told() {
+    let ground = Ground::new("qwen2-tied", FULL);
+    finished(&ground.train(2, "out", &[], &[]));
+    let metrics = std::fs::read_to_string(ground.path("out").join("metrics.jsonl")).expect("a file");
+    let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    let seconds = |line: &serde_json::Value| line["timing"]["communication_s"].as_f64().expect("two ranks");
+    let (evaluations, updates): (Vec<_>, Vec<_>) = lines.partition(|line| line.get("eval_loss").is_some());
+    let [evaluations, updates] = [evaluations, updates].map(|lines| lines.iter().map(seconds).sum::<f64>());
+    let told = *ground.communication.lock().expect("no rank panics");
+    assert!(evaluations > 0.0 && updates > 0.0);
+    assert!(told > evaluations + updates, "{told} s, of which {updates} and {evaluations}");
 }
 
 #[test]

@@ -8,7 +8,9 @@ use isobit_training::config;
 use isobit_training::metrics::without_timing;
 use isobit_training::prepare::{Prepared, RunError, prepare};
 use isobit_training::ranks::threads::{Thread, world};
-use isobit_training::ranks::{Channel, Elsewhere, Message, Neighbours, RankError, Team, World, WorldError, handshake};
+use isobit_training::ranks::{
+    Channel, Message, Neighbours, RankError, RankFailure, Team, World, WorldError, handshake,
+};
 use isobit_training::run::{Outcome, Watch, is_sharded, train_with};
 use isobit_training::signal::Signal;
 use isobit_training::stages::{Divided, Stage, StageDevice, Stages};
@@ -16,7 +18,7 @@ use isobit_training::trainer::Trainer;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What a rank does wrong.
@@ -56,13 +58,21 @@ pub(crate) struct Ground {
     adapter: &'static str,
     /// Whether even ranks divide the layers among two devices.
     pub(crate) lists: bool,
+    /// What the last run told rank 0 of its communication.
+    pub(crate) communication: Mutex<f64>,
 }
 
 impl Ground {
     /// A fixture of the models, and an [adapter] section.
     pub(crate) fn new(fixture: &str, adapter: &'static str) -> Self {
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(fixture);
-        let ground = Self { held: tempfile::tempdir().expect("folder"), base, adapter, lists: false };
+        let ground = Self {
+            held: tempfile::tempdir().expect("folder"),
+            base,
+            adapter,
+            lists: false,
+            communication: Mutex::new(0.0),
+        };
         ground.put_data("data.jsonl", 13, 0);
         ground
     }
@@ -156,7 +166,7 @@ impl Ground {
             sets.push(set);
         }
         let prepared = self.prepared(output, &sets, fault);
-        let timeout = prepared.as_ref().map_or(600, |prepared| prepared.run.rank_timeout);
+        let timeout = prepared.as_ref().map_or(config::RANK_TIMEOUT_DEFAULT, |prepared| prepared.run.rank_timeout);
         let rank = thread.rank();
         let world = Faulty { inner: RefCell::new(Some(thread)), rank, fault: fault.cloned(), sent: Cell::new(0) };
         let asked = Cell::new(0);
@@ -166,19 +176,13 @@ impl Ground {
         };
         let team = Team::new(&world, Duration::from_secs(timeout.into())).with_signals(requested);
         let trained = || -> Result<Outcome, RunError> {
-            let introduction = prepared.as_ref().map(handshake::Introduction::of);
-            handshake::compare(
-                &team,
-                introduction.map_err(|error| {
-                    RankError::Elsewhere(Elsewhere {
-                        rank,
-                        code: error.exit_code(),
-                        what: error.to_string(),
-                        hint: error.hint(),
-                    })
-                    .into()
-                }),
-            )?;
+            let failure = |error: &RunError| {
+                let (code, what, hint) = (error.exit_code(), error.to_string(), error.hint());
+                RunError::from(RankError::Failed(RankFailure { rank, code, what, hint }))
+            };
+            let introduction = prepared.as_ref().map_err(failure);
+            let introduction = introduction.and_then(|prepared| handshake::Introduction::of(prepared, team.size()));
+            handshake::compare(&team, introduction)?;
             let prepared = prepared.as_ref().expect("otherwise the ranks do not agree");
             if self.lists && rank.is_multiple_of(2) {
                 return divided(prepared, start, &team);
@@ -195,7 +199,12 @@ impl Ground {
                 let built = isobit_models::build(&cpu, &prepared.model, &prepared.weights, &settings)?;
                 Ok(Trainer::new(cpu, built))
             };
-            train_with(make, prepared, start, &team, &mut Silent)
+            let mut watch = Told(0.0);
+            let trained = train_with(make, prepared, start, &team, &mut watch);
+            if rank == 0 {
+                *self.communication.lock().expect("no rank panics") = watch.0;
+            }
+            trained
         };
         trained().inspect_err(|error| team.abandon(error.exit_code()))
     }
@@ -264,6 +273,23 @@ impl Watch for Silent {
 
     fn wall_seconds(&mut self) -> f64 {
         0.0
+    }
+}
+
+/// Keeps the seconds of communication.
+struct Told(f64);
+
+impl Watch for Told {
+    fn seconds(&mut self) -> f64 {
+        0.0
+    }
+
+    fn wall_seconds(&mut self) -> f64 {
+        0.0
+    }
+
+    fn communicated(&mut self, seconds: f64) {
+        self.0 = seconds;
     }
 }
 

@@ -93,7 +93,7 @@ impl Run {
             last = report.digests;
         }
         let mut digests = Vec::new();
-        for (((_, parameter), moments), of) in trainer.parameters.iter().zip(&trainer.moments).zip(&last) {
+        for (((_, parameter), moments), of) in trainer.parameters.iter().zip(trainer.moments()).zip(&last) {
             let recorded = [of.value, of.moments[0], of.moments[1]];
             for (buffer, recorded) in [&*parameter.value, &moments[0], &moments[1]].into_iter().zip(recorded) {
                 let digest = BegunDigests::new(&trainer.backend, &[AnyBuffer::F32(buffer)]);

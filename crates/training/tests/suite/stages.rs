@@ -180,7 +180,7 @@ fn gradient_groups_and_transfers() {
 }
 
 fn update<'a>(rows: &'a [&'a Row]) -> isobit_training::step::Update<'a> {
-    isobit_training::step::Update { rows, step: 1, targets: rows.iter().map(|row| row.target_count()).sum() }
+    isobit_training::step::Update::new(rows, 1)
 }
 
 /// Law 8 where there is another device: before the CPU, after it, and twice.
