@@ -5,6 +5,7 @@ use crate::Failure;
 use crate::advice::Suggestions;
 use crate::audit;
 use crate::audit_fit::AuditFit;
+use crate::backend::check_entries;
 use crate::disk::DiskFit;
 use crate::fits::{Given, Ranks, memory_fit, weights};
 use crate::model;
@@ -186,6 +187,7 @@ fn devices(list: &str) -> Result<Listed, Failure> {
     }
     // A config knows no cards by name: it reads one as a device of its interface, and the plan
     // takes the card itself.
+    check_entries(&names)?;
     let entry = |at: usize| cards[at].map_or(names[at].to_string(), |card| format!("{}:{at}", card.api.name()));
     let entries: Vec<String> = (0..names.len()).map(entry).collect();
     Ok((entries.join(","), cards))
