@@ -212,3 +212,4 @@ mod mpi {
         assert!(!folder.has("out"));
     }
 }
+        assert!(!ran.err.contains("asking all ranks"), "the launcher's signal is no request: {}", ran.err);
