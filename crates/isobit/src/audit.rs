@@ -9,7 +9,7 @@ use isobit_autograd::Offload;
 use isobit_kernels::{Backend, Gpu, Path};
 use isobit_models::build_whole;
 use isobit_training::audit::Auditor;
-use isobit_training::config::{Device, Run};
+use isobit_training::config::Run;
 use isobit_training::prepare::{Prepared, RunError, build_settings};
 use isobit_training::trainer::Trainer;
 use serde_json::{Value, json};
@@ -89,18 +89,20 @@ pub(crate) fn not_for_ranks() -> Failure {
     Failure::usage("--audit-every is for a single process", hint)
 }
 
-/// The device that is named, or else the CPU, with other threads than the run's if it computes
+/// The device that is named, or else the CPU, with other threads than each of the run's devices has
 /// there.
 pub(crate) fn auditing(run: &Run, named: Option<&str>) -> Result<Chosen, Failure> {
     if let Some(name) = named.filter(|name| *name != "cpu") {
         return Chosen::parse(name, 0);
     }
-    let cpu = Chosen::parse("cpu", run.threads as usize)?;
-    let on_cpu = run.devices.contains(&Device::Cpu);
-    Ok(match cpu {
-        Chosen::Cpu { threads } if on_cpu => Chosen::Cpu { threads: if threads == 1 { 2 } else { 1 } },
-        other => other,
-    })
+    let of_run = Chosen::all_of(run)?;
+    let on_cpu: Vec<usize> =
+        of_run.iter().filter(|one| matches!(one, Chosen::Cpu { .. })).map(Chosen::threads).collect();
+    if on_cpu.is_empty() {
+        return Chosen::parse("cpu", run.threads as usize);
+    }
+    let other = (1..=on_cpu.len() + 1).find(|threads| !on_cpu.contains(threads));
+    Ok(Chosen::Cpu { threads: other.expect("one number more than devices") })
 }
 
 fn boxed<B: Backend + 'static>(backend: B, prepared: &Prepared) -> Result<Box<dyn Auditor>, RunError> {

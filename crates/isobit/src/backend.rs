@@ -109,6 +109,7 @@ impl Chosen {
     /// One device, or the devices that divide the layers among them: `cuda:0,cpu`. Stages on the
     /// CPU share its threads.
     pub(crate) fn parse_list(names: &[&str], threads: usize) -> Result<Vec<Self>, Failure> {
+        check_entries(names)?;
         if names.len() > 1 && names.contains(&"auto") {
             let hint = "name each device of the list; `isobit devices` shows what is here";
             return Err(Failure::usage("auto cannot be listed with other devices", hint));
@@ -176,6 +177,15 @@ impl Chosen {
             Self::Gpu(_) => 1,
         }
     }
+}
+
+/// A list in which a device is missing is refused, not shortened.
+pub(crate) fn check_entries(names: &[&str]) -> Result<(), Failure> {
+    if names.len() > 1 && names.contains(&"") {
+        let message = format!("--device {}: an entry of the list is empty", names.join(","));
+        return Err(Failure::usage(message, "name each device of the list: cuda:0,cpu"));
+    }
+    Ok(())
 }
 
 /// The card that `auto` stands for, if one works. Looked for once: opening a card takes a while.

@@ -41,6 +41,7 @@ mod report;
 mod samples;
 mod shell;
 mod split;
+mod stack;
 mod stderr;
 mod train;
 mod units;
@@ -126,6 +127,10 @@ fn float_state_changed() -> bool {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    stack::with_enough(started)
+}
+
+fn started() -> ExitCode {
     // A preloaded library may have changed the rounding mode of this process.
     FLOAT_STATE_CHANGED.store(float_state::restore(), Ordering::Relaxed);
     allocator::return_freed_blocks();

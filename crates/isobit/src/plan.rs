@@ -5,11 +5,13 @@ use crate::Failure;
 use crate::advice::Suggestions;
 use crate::audit;
 use crate::audit_fit::AuditFit;
+use crate::backend::check_entries;
 use crate::disk::DiskFit;
 use crate::fits::{Given, Ranks, memory_fit, weights};
 use crate::model;
 use crate::overhead::data_files;
 use crate::plan_output::{json, print, print_split, split_json};
+use crate::ranks;
 use crate::split::split_fit;
 use crate::stderr::{tell, tell_notes};
 use crate::units;
@@ -37,8 +39,8 @@ pub(crate) struct Arguments {
     /// entry; default: what this machine has, or the card that is named, less what its driver takes
     #[arg(long, value_name = "SIZE", value_parser = units::bytes, value_delimiter = ',')]
     memory: Vec<u64>,
-    /// Plan for one of N ranks, each on a machine of its own; default: as many as `--device`
-    /// is given times, or else as `devices_by_rank` has entries
+    /// Plan for one of N ranks, each on a machine of its own; default: as many as `--device` is
+    /// given times, or else as `devices_by_rank` has entries or a launcher starts
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     ranks: Option<u32>,
     /// Also plan the audits of `train --audit-every`; only for devices of this machine
@@ -56,8 +58,14 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let launched = ranks::launched();
+    if launched.is_some_and(|(rank, _)| rank > 0) {
+        // The first process plans for all.
+        return Ok(());
+    }
     let plans = plans(arguments)?;
-    let all = if plans.len() > 1 { plans.len() } else { arguments.ranks.unwrap_or(1) as usize };
+    let ranks = arguments.ranks.map(|ranks| ranks as usize).or(launched.map(|(_, size)| size));
+    let all = if plans.len() > 1 { plans.len() } else { ranks.unwrap_or(1) };
     if arguments.ranks.is_some_and(|ranks| ranks as usize != all) {
         let message = format!("devices are named for {all} ranks");
         return Err(Failure::usage(message, "leave out --ranks, or plan for one device with --device"));
@@ -179,6 +187,7 @@ type Listed = (String, Vec<Option<&'static NamedCard>>);
 
 fn devices(list: &str) -> Result<Listed, Failure> {
     let names: Vec<&str> = list.split(',').map(str::trim).collect();
+    check_entries(&names)?;
     let cards: Vec<Option<&NamedCard>> = names.iter().map(|name| named_card(name)).collect();
     let is_known = |name: &str| name.contains(':') || ["cpu", "auto"].contains(&name);
     if let Some(unknown) = names.iter().zip(&cards).find(|(name, card)| card.is_none() && !is_known(name)) {

@@ -6,15 +6,27 @@ use crate::backend::{self, cores};
 use isobit_proof::name::counted;
 use isobit_training::config::{Device, Run};
 use isobit_training::prepare::RunError;
-use isobit_training::ranks::launch::Launch;
+use isobit_training::ranks::launch::{Launch, rank_from};
 use isobit_training::ranks::{Alone, RankError, RankFailure, Team, World};
+
+/// What a launcher of several processes says to this one.
+#[expect(clippy::disallowed_methods, reason = "launchers say here how many processes they started")]
+fn launch() -> Option<(Launch, Option<usize>)> {
+    let variable = |name: &str| std::env::var(name).ok();
+    Launch::from(variable).filter(Launch::is_shared).map(|launch| (launch, rank_from(variable)))
+}
+
+/// The number of this process among those that a launcher started, and how many there are, where it
+/// says both: for commands in which the others have nothing to do.
+pub(crate) fn launched() -> Option<(usize, usize)> {
+    let (launch, rank) = launch()?;
+    rank.zip(launch.size)
+}
 
 /// The processes of this run: usually this one alone.
 pub(crate) fn world() -> Result<Box<dyn World>, Failure> {
-    #[expect(clippy::disallowed_methods, reason = "launchers say here how many processes they started")]
-    let launch = Launch::from(|name| std::env::var(name).ok());
-    match launch.filter(Launch::is_shared) {
-        Some(launch) => connected(&launch),
+    match launch() {
+        Some((launch, _)) => connected(&launch),
         None => Ok(Box::new(Alone)),
     }
 }

@@ -19,7 +19,7 @@ use crate::ranks::{Team, sharded, update};
 use crate::record::{self, Recorder};
 use crate::row::Row;
 use crate::schedule::Schedule;
-use crate::signal::Signal;
+use crate::signal::{self, Phase, Signal};
 use crate::starting_adapter;
 use crate::state::State;
 use crate::step::{Evaluation, StepReport, StepSettings};
@@ -144,7 +144,10 @@ pub fn train_with<E: Engine>(
     let trained_count = state.engine.tensors().iter().map(TrainedTensor::length).sum();
     watch.started(prepared, trained_count, state.progress.step);
     let waited = team.communication_seconds();
-    let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), team, watch)?;
+    signal::enter(Phase::Updates);
+    let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), team, watch)
+        // Before anything is freed: meanwhile a launcher may already stop the other ranks.
+        .inspect_err(|_| signal::enter(Phase::Failure))?;
     watch.communicated(team.communication_seconds() - waited);
     if let Outcome::Finished { .. } = outcome {
         let finish = |(result, log): (&Final<'_>, &mut Log)| final_folder::finish(&state, prepared, result, log);
@@ -460,7 +463,14 @@ fn evaluate<E: Engine>(
     let rows: Vec<&Row> = prepared.eval.iter().collect();
     let micro = prepared.run.eval.micro_batch_size.max(1) as usize;
     let waited = team.communication_seconds();
+    signal::enter(Phase::Evaluation);
+    let asked = if team.is_alone() { watch.stop() } else { team.signal() };
+    if team.is_first() && asked.is_some() {
+        // What was said to the signal was that this step ends first.
+        watch.noted(&signal::during_evaluation());
+    }
     let evaluation = update::evaluate(&state.engine, team, &rows, prepared.run.profile, micro)?;
+    signal::enter(Phase::Updates);
     let waited = (!team.is_alone()).then(|| team.communication_seconds() - waited);
     let better = state.progress.take_eval(evaluation.loss());
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();

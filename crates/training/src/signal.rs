@@ -44,6 +44,21 @@ impl Signal {
     }
 }
 
+/// What a run is doing, as far as the answer to a signal depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    BeforeUpdates,
+    Updates,
+    /// The evaluation of an update belongs to its line of the chain: without it the update cannot
+    /// be saved.
+    Evaluation,
+    /// An error ends the run.
+    Failure,
+}
+
+/// The present phase.
+static PHASE: AtomicU8 = AtomicU8::new(Phase::BeforeUpdates as u8);
 /// Exit code of the first signal; 0 until there is one.
 static REQUESTED: AtomicU8 = AtomicU8::new(0);
 /// Step of the last whole checkpoint; 0 until there is one.
@@ -68,6 +83,31 @@ fn request(signal: Signal) -> bool {
 /// Records that there is a whole checkpoint of this step; a second signal reports the last one.
 pub fn saved(step: u64) {
     SAVED.store(step, Ordering::Relaxed);
+}
+
+/// From now on a signal is answered as in this phase. A failure stays one.
+pub fn enter(phase: Phase) {
+    if !is_in(Phase::Failure) {
+        PHASE.store(phase as u8, Ordering::Relaxed);
+    }
+}
+
+fn is_in(phase: Phase) -> bool {
+    PHASE.load(Ordering::Relaxed) == phase as u8
+}
+
+/// What follows from a signal during an evaluation, in three parts: the middle one is the step of
+/// the last checkpoint, if there is one.
+const EVALUATION: &str = "an evaluation is running: the update is saved when it ends; a second signal stops now with ";
+const KEPT: &str = "checkpoint-";
+const NOTHING_KEPT: &str = "nothing saved";
+
+/// The same as text, for a signal that came before the evaluation.
+pub fn during_evaluation() -> String {
+    match SAVED.load(Ordering::Relaxed) {
+        0 => format!("{EVALUATION}{NOTHING_KEPT}"),
+        step => format!("{EVALUATION}{KEPT}{step} kept"),
+    }
 }
 
 /// Handles the signals from now on. A hang-up that is already ignored (`nohup`) stays ignored. Only
@@ -137,7 +177,10 @@ pub fn waiting(waits: bool) {
 
 #[cfg(unix)]
 mod unix {
-    use super::{AtomicBool, INTERRUPTED, Ordering, SAVED, STOPPED_AT_ONCE, Signal, TERMINAL, WAITING, request};
+    use super::{
+        AtomicBool, EVALUATION, INTERRUPTED, KEPT, NOTHING_KEPT, Ordering, Phase, SAVED, STOPPED_AT_ONCE, Signal,
+        TERMINAL, WAITING, is_in, request,
+    };
     use crate::decimal::{DIGITS_MAX, decimal};
     use std::io::{self, IsTerminal};
 
@@ -195,14 +238,38 @@ mod unix {
             // nothing needs to be.
             unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
         }
+        say_what_follows(signal);
+    }
+
+    /// A launcher sends signals to ranks when one of them has ended with an error: then this one
+    /// has nothing to say, and before the first update it cannot tell whether that is so.
+    fn say_what_follows(signal: Signal) {
+        let is_rank = IS_RANK.load(Ordering::Relaxed);
+        if is_in(Phase::Failure) || (is_rank && is_in(Phase::BeforeUpdates)) {
+            return;
+        }
+        if is_in(Phase::Evaluation) {
+            return say_during_evaluation();
+        }
         // Ranks save only if all of them are still there.
         say_on_a_new_line(match signal {
-            _ if IS_RANK.load(Ordering::Relaxed) => {
-                b"asking all ranks to finish this step and save; a second signal stops now\n"
-            }
+            _ if is_rank => b"asking all ranks to finish this step and save; a second signal stops now\n",
             Signal::Interrupt => b"finishing this step and saving; Ctrl-C again to stop now\n",
             Signal::Terminate | Signal::HangUp => b"finishing this step and saving; a second signal stops now\n",
         });
+    }
+
+    fn say_during_evaluation() {
+        say_on_a_new_line(EVALUATION.as_bytes());
+        match SAVED.load(Ordering::Relaxed) {
+            0 => say(NOTHING_KEPT.as_bytes()),
+            step => {
+                say(KEPT.as_bytes());
+                say(decimal(step, &mut [0; DIGITS_MAX]));
+                say(b" kept");
+            }
+        }
+        say(b"\n");
     }
 
     pub(super) extern "C" fn interrupt(_: libc::c_int) {

@@ -414,6 +414,13 @@ fn what_cannot_be_divided_is_refused() {
     let of_ranks = "devices_by_rank=[\"cpu,cpu,cpu\", \"cpu\"]";
     refused(&["device=cpu,cpu", "device_map=[1, 1]", of_ranks], 2, &["`devices_by_rank` names other devices"]);
     refused(&["device=cpu,auto"], 2, &["auto cannot be listed"]);
+    for list in ["cpu,", ",cpu", "cpu,,cpu", ","] {
+        let parts = [&format!("--device {list}: an entry of the list is empty")[..]];
+        folder.run(&["train", "config.toml", "--device", list]).says(2, &parts);
+        folder.run(&["plan", "config.toml", "--device", list]).says(2, &parts);
+        folder.run(&["eval", "--model", "model", "--data", "data.jsonl", "--device", list]).says(2, &parts);
+        refused(&[&format!("device={list}")], 2, &["an entry of the list is empty"]);
+    }
     refused(&["device=cpu,opencl:999"], 6, &["opencl:999", "isobit devices"]);
     let ran = folder.run(&["train", "config.toml", "--device", "cpu,opencl:999", "--no-plan"]);
     ran.says(6, &["opencl:999", "isobit devices"]);

@@ -125,3 +125,19 @@ fn a_preloaded_library_that_changes_rounding_changes_no_bit() {
     train("disturbed", &folder.path("rounding.so").display().to_string());
     folder.same("plain", "disturbed");
 }
+
+/// Less stack than a command line and a plan need (`ulimit -s`), which only a thread can have then.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_small_stack_is_enough() {
+    let folder = Folder::new(Shape::TINY);
+    for (kib, limits) in [(128, "-S"), (128, ""), (256, "")] {
+        for program in ["train config.toml --set output_dir=out", "doctor"] {
+            let script = format!("ulimit {limits} -s {kib} && rm -rf out && exec \"$0\" {program}");
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", &script, env!("CARGO_BIN_EXE_isobit")]).current_dir(folder.path(""));
+            let ran = finished(command.output().expect("a shell"));
+            assert_eq!(ran.code, 0, "{script}: {}", ran.err);
+        }
+    }
+}

@@ -2,7 +2,7 @@
 //! process. Needs a program built with `--features mpi`, and `mpirun`; a program without MPI must
 //! refuse to be one of several.
 
-use crate::model_folder::{Folder, Shape};
+use crate::model_folder::{Folder, Shape, finished};
 
 /// A launcher's variables are enough: each of the processes would take itself for the only one.
 #[cfg(not(feature = "mpi"))]
@@ -43,6 +43,23 @@ fn nonsense_in_a_launchers_variables_is_nobodys() {
 }
 
 /// Seconds are whole.
+/// The first process plans for all of them.
+#[test]
+fn a_plan_under_a_launcher_comes_once() {
+    let folder = Folder::new(Shape::TINY);
+    let plan = |rank: &str, more: &[&str]| {
+        let mut command = folder.command(&[&["plan", "config.toml", "--json"], more].concat());
+        command.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", rank);
+        finished(command.output().expect("the program starts"))
+    };
+    let groups = ["--set", "gradient_groups=2"];
+    let (first, second) = (plan("0", &groups), plan("1", &groups));
+    let of_two = folder.run(&["plan", "config.toml", "--json", "--ranks", "2", groups[0], groups[1]]);
+    assert_eq!(first.json()[0]["total_bytes"], of_two.json()[0]["total_bytes"], "{}", first.err);
+    assert_eq!((second.code, &second.out[..], &second.err[..]), (0, "", ""));
+    plan("0", &["--set", "gradient_groups=1"]).says(2, &["2 ranks cannot share 1 gradient group"]);
+}
+
 #[test]
 fn a_timeout_in_parts_of_seconds_is_refused() {
     let folder = Folder::new(Shape::TINY);
@@ -64,7 +81,7 @@ fn ranks() {
 #[cfg(feature = "mpi")]
 mod mpi {
     use super::*;
-    use crate::model_folder::{Ran, finished, train_arguments};
+    use crate::model_folder::{Ran, train_arguments};
     use std::process::{Child, Command, Stdio};
     use std::time::Duration;
 
@@ -207,6 +224,7 @@ mod mpi {
         let ran = ended(started(&folder, 3, "out", &["gradient_groups=2", "threads=1"]));
         ran.says(2, &["3 ranks cannot share 2 gradient groups", "gradient_groups = 3"]);
         assert_eq!(ran.err.matches("error: ").count(), 1, "{}", ran.err);
+        assert!(!ran.err.contains("asking all ranks"), "the launcher's signal is no request: {}", ran.err);
         let ran = ended(started(&folder, 2, "out", &["gradient_groups=2", "devices_by_rank=[\"cpu\"]"]));
         ran.says(2, &["`devices_by_rank` has 1 device list for 2 ranks"]);
         assert!(!folder.has("out"));

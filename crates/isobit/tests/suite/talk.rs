@@ -229,4 +229,20 @@ mod signals {
         assert_eq!(folder.pointer("out", "latest"), step);
         assert!(ran.err.contains(&format!("resuming after {step} of 400 updates")), "{}", ran.err);
     }
+
+    /// An evaluation cannot be left: its result belongs to the update.
+    #[test]
+    fn a_signal_during_an_evaluation_says_that_it_ends_first() {
+        let shape = Shape { hidden: 256, intermediate: 512, ..Shape::TINY };
+        let folder = Folder::new(shape);
+        folder.put("long.jsonl", crate::model_folder::rows(2_000));
+        let evaluates = ["eval.path=long.jsonl", "eval_strategy=steps", "eval_steps=2", "eval.micro_batch_size=1"];
+        let overrides = [&["max_steps=4", "save_steps=1", "logging_steps=1", "--resume"], &evaluates[..]].concat();
+        let kept = "an evaluation is running: the update is saved when it ends; a second signal stops now with \
+                    checkpoint-1 kept\n";
+        // The line of the second update comes right before its evaluation.
+        let ran = signalled(&folder, &overrides, 1, "sleep 0.3; kill -TERM PID; sleep 0.1; kill -INT PID");
+        ran.says(9, &[kept, "stopped now: nothing since checkpoint 1 was saved\n"]);
+        assert!(!ran.err.contains("finishing this step"), "{}", ran.err);
+    }
 }

@@ -143,6 +143,9 @@ fn audits_are_in_the_summary() {
     let audits = &events.last().expect("an end")["audits"];
     assert_eq!((&audits["every"], &audits["micro_batches"]), (&5.into(), &2.into()), "{audits}");
     assert!(!train("plain", &[]).err.contains("audited"));
+    let ran = train("list", &["--audit-every", "5", "--device", "cpu,cpu"]);
+    ran.says(0, &["audited every 5 updates on the CPU with 2 threads: 2 micro-batches, "]);
+    assert!(!ran.err.contains("repeat what the run does"), "{}", ran.err);
     train("never", &["--audit-every", "50"]).says(0, &["audited nothing: a micro-batch every 50 updates"]);
 }
 

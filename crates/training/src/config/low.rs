@@ -92,6 +92,11 @@ impl Low {
         if key.is_empty() || key.chars().any(char::is_control) {
             return Err(refuse("the part before `=` is not a key"));
         }
+        let lacks_entry =
+            || !value.starts_with('[') && value.contains(',') && value.split(',').any(|name| name.trim().is_empty());
+        if ["device", "devices"].contains(&key) && lacks_entry() {
+            return Err(refuse("an entry of the list is empty"));
+        }
         let kind = kind_of(key);
         let text = format!("{key} = {}", toml_text(kind, value));
         let table = DeTable::parse(&text).map_err(|_| refuse("the part before `=` is not a key"))?;

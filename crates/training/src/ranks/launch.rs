@@ -37,6 +37,12 @@ impl Launch {
     }
 }
 
+/// The number of this process among those that a launcher started, if it says that.
+pub fn rank_from(variable: impl Fn(&str) -> Option<String>) -> Option<usize> {
+    const RANKS: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "PMIX_RANK"];
+    RANKS.iter().find_map(|name| variable(name)?.trim().parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
