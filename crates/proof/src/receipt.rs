@@ -194,6 +194,18 @@ impl Receipt {
         }
     }
 
+    /// Version 2 has `segment` and `made.rows`, version 1 neither. Without them a receipt of version 2
+    /// would escape the checks that need them.
+    fn other_version(&self) -> Option<String> {
+        let both = [self.segment.is_some(), self.made.rows.is_some()];
+        match self.schema.as_str() {
+            SCHEMA if both != [true; 2] => Some(format!("`{SCHEMA}` has `segment` and `made.rows`")),
+            EARLIER if both != [false; 2] => Some(format!("`{EARLIER}` has neither `segment` nor `made.rows`")),
+            SCHEMA | EARLIER => None,
+            _ => Some(format!("this version reads `{SCHEMA}` and `{EARLIER}`")),
+        }
+    }
+
     /// What a run would not write, whatever it was made from. The digest of a config is of lines:
     /// keys are plain and values have one line, so that readers cannot divide them differently.
     fn strange(&self) -> Option<String> {
@@ -249,11 +261,7 @@ impl Receipt {
         };
         let receipt: Self = serde_json::from_str(&format!("{body}\n}}"))
             .map_err(|error| FileError::malformed(path, crate::name::told(&error)))?;
-        let schema = if receipt.segment.is_some() { SCHEMA } else { EARLIER };
-        if receipt.schema != schema {
-            return Err(FileError::malformed(path, format!("this version reads `{SCHEMA}` and `{EARLIER}`")));
-        }
-        if let Some(what) = receipt.strange() {
+        if let Some(what) = receipt.other_version().or_else(|| receipt.strange()) {
             return Err(FileError::malformed(path, what));
         }
         if receipt.computed_digest() != receipt.digest {
@@ -416,13 +424,25 @@ mod tests {
     fn earlier_receipts_are_read_and_names_are_plain() {
         let folder = tempfile::tempdir().expect("folder");
         let folder = folder.path();
-        let mut earlier = Receipt { schema: EARLIER.to_string(), segment: None, ..receipt() };
+        let made = Made { rows: None, ..receipt().made };
+        let mut earlier = Receipt { schema: EARLIER.to_string(), segment: None, made, ..receipt() };
         earlier.digest = earlier.computed_digest();
         earlier.write(folder).expect("written");
         assert_eq!(Receipt::read(folder).expect("version 1"), earlier);
-        let mixed = Receipt { schema: SCHEMA.to_string(), ..earlier };
-        mixed.write(folder).expect("written");
-        assert_eq!(Receipt::read(folder).expect_err("no segment").exit_code(), 8);
+        for (schema, segment, rows) in [
+            (SCHEMA, None, None),
+            (SCHEMA, Some(2), None),
+            (SCHEMA, None, Some(2)),
+            (EARLIER, Some(2), None),
+            (EARLIER, None, Some(2)),
+            ("isobit.receipt/3", Some(2), Some(2)),
+        ] {
+            let made = Made { rows, ..receipt().made };
+            let mut mixed = Receipt { schema: schema.to_string(), segment, made, ..receipt() };
+            mixed.digest = mixed.computed_digest();
+            mixed.write(folder).expect("written");
+            assert_eq!(Receipt::read(folder).expect_err("of no version").exit_code(), 8, "{schema} {segment:?} {rows:?}");
+        }
         let mut outside = receipt();
         let record = FileRecord { size: 1, blake3: Hash([0; 32]) };
         outside.made.base.files.insert("../../etc/hostname".to_string(), record);

@@ -410,6 +410,16 @@ fn a_statement_replaces_only_statements() {
     says(&folder, &["verify", "run", "--key", "public.pem"], 8, "it is about another receipt");
 }
 
+/// Without the number of its rows a run would escape the checks of its course.
+#[test]
+fn a_receipt_says_how_many_rows_there_are() {
+    let folder = ground(None);
+    refit(&folder, |receipt| receipt.made.rows = None);
+    says(&folder, &["verify", "run"], 8, "receipt.json: it is malformed: `isobit.receipt/2` has `segment` and");
+    says(&folder, &["verify", "run/final"], 8, "`isobit.receipt/2` has `segment` and `made.rows`");
+    says(&folder, &["prove", "run", "-q"], 8, "has `segment` and `made.rows`");
+}
+
 /// Names that lead out of the model's folder are not followed.
 #[test]
 fn a_receipt_names_files_of_a_folder() {
