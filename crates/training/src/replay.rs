@@ -21,7 +21,7 @@ use isobit_kernels::float_state;
 use isobit_models::build::Settings;
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use isobit_proof::chain::{Chain, Item, Update, combined};
-use isobit_proof::receipt::{DataFile, Receipt};
+use isobit_proof::receipt::Receipt;
 use isobit_proof::safetensors::{Dtype, TensorFiles};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -495,8 +495,8 @@ fn changed_data(prepared: &Prepared, chain: &Chain, receipt: Option<&Receipt>) -
     });
     let recorded = receipt.map_or(&[][..], |receipt| &receipt.made.data);
     for (path, recorded) in prepared.run.datasets.iter().zip(recorded) {
-        if let Some(lines) = recorded.first_difference(&DataFile::of(path, &recorded.used_for)?) {
-            said.push(format!("{}:{}: this line is not what the run was trained on", path.display(), lines.start()));
+        if let Some(lines) = recorded.first_difference_in(path)? {
+            said.push(format!("{}: {lines} is not what the run was trained on", path.display()));
         }
     }
     Ok(said)

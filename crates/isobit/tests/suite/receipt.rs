@@ -296,7 +296,7 @@ fn other_inputs_are_named() {
     let found = folder.run(&["verify", "run", "--data", "changed.jsonl"]);
     assert!(found.code == 8 && found.out.contains(&format!("changed.jsonl: line {line} is not")), "{}", found.out);
     let found = folder.run(&["replay", "run", "--steps", "1..2", "--data", "changed.jsonl"]);
-    assert!(found.code == 1 && found.out.contains(&format!("changed.jsonl:{line}: ")), "{}{}", found.out, found.err);
+    assert!(found.code == 1 && found.out.contains(&format!("changed.jsonl: line {line} is not")), "{}{}", found.out, found.err);
     let found = folder.run(&["replay", "run", "--steps", "1..2", "--set", "seed=8"]);
     assert!(found.code == 1 && found.out.contains("config `seed` is 8, the run's was 7"), "{}{}", found.out, found.err);
     let found = folder.run(&["prove", "run", "--set", "seed=8"]);
