@@ -37,7 +37,31 @@ pub fn check(
 ) -> Result<(), FileError> {
     let Some(envelope) = report.damage_as_finding(path, Envelope::read(path))? else { return Ok(()) };
     report.files += 1;
-    match asked.key {
+    check_signature(report, path, &envelope, asked.key);
+    let read = read_statement(&envelope, receipt);
+    let read =
+        read.and_then(|statement| Ok((said(&statement["predicate"]["isobit_reexecution"], receipt)?, statement)));
+    let ((done, as_now), statement) = match read {
+        Ok(read) => read,
+        Err(what) => {
+            report.add_finding(path, what);
+            return Ok(());
+        }
+    };
+    if !as_now {
+        let what = "replays of the statement began after other checkpoints than those that are there now";
+        report.notes.push(what.to_string());
+    }
+    check_challenge(report, path, &done, asked.challenge);
+    if check_content(report, path, &statement, (receipt, folder, &done))? {
+        report.replayed = Some(done);
+    }
+    Ok(())
+}
+
+/// The signature, or a note on what was not checked of it.
+fn check_signature(report: &mut Report, path: &Path, envelope: &Envelope, key: Option<&PublicKey>) {
+    match key {
         Some(key) if !envelope.is_signed_by(key) => report.add_finding(path, "it is not signed by the given key"),
         Some(key) => report.notes.push(format!("the statement is signed by key {}", key.id())),
         None if envelope.is_signed() => {
@@ -45,63 +69,66 @@ pub fn check(
         }
         None => report.notes.push("the statement is not signed".to_string()),
     }
-    let statement = envelope.payload().and_then(|payload| serde_json::from_slice::<UniqueValue>(&payload).ok());
-    let statement = statement.map(|UniqueValue(statement)| statement);
+}
+
+/// The statement of this version about this receipt.
+fn read_statement(envelope: &Envelope, receipt: &Receipt) -> Result<Value, String> {
+    let payload = envelope.payload();
+    let statement = payload.and_then(|payload| serde_json::from_slice::<UniqueValue>(&payload).ok());
     let is_one = |statement: &Value| statement["_type"] == TYPE && statement["predicateType"] == PREDICATE;
-    let Some(statement) = statement.filter(is_one) else {
-        report.add_finding(path, "its payload is not an in-toto statement with SLSA provenance");
-        return Ok(());
+    let Some(statement) = statement.map(|UniqueValue(statement)| statement).filter(is_one) else {
+        return Err("its payload is not an in-toto statement with SLSA provenance".to_string());
     };
-    if statement["predicate"]["buildDefinition"]["buildType"] != BUILD_TYPE {
-        report.add_finding(path, format!("it is of another version than `{BUILD_TYPE}`: prove the run again"));
-        return Ok(());
+    let predicate = &statement["predicate"];
+    if predicate["buildDefinition"]["buildType"] != BUILD_TYPE {
+        return Err(format!("it is of another version than `{BUILD_TYPE}`: prove the run again"));
     }
-    let digest = &statement["predicate"]["runDetails"]["metadata"]["invocationId"];
-    if digest.as_str() != Some(receipt.digest.to_string().as_str()) {
-        report.add_finding(path, "it is about another receipt");
-        return Ok(());
+    if predicate["runDetails"]["metadata"]["invocationId"].as_str() != Some(&receipt.digest.to_string()) {
+        return Err("it is about another receipt".to_string());
     }
-    let done = match said(&statement["predicate"]["isobit_reexecution"], receipt) {
-        Ok((done, as_now)) => {
-            if !as_now {
-                let what = "replays of the statement began after other checkpoints than those that are there now";
-                report.notes.push(what.to_string());
-            }
-            done
+    Ok(statement)
+}
+
+/// The challenge that it answers against the one that a verifier gave.
+fn check_challenge(report: &mut Report, path: &Path, done: &Reexecution, wanted: Option<&str>) {
+    match (wanted, &done.challenge) {
+        (None, Challenge::None) => (),
+        (None, Challenge::Given(_)) => {
+            let what = "the challenge of the statement is not compared: name the one that you gave with `--challenge`";
+            report.notes.push(what.to_string());
         }
-        Err(what) => {
-            report.add_finding(path, what);
-            return Ok(());
-        }
-    };
-    if let (None, Challenge::Given(_)) = (asked.challenge, &done.challenge) {
-        let what = "the challenge of the statement is not compared: name the one that you gave with `--challenge`";
-        report.notes.push(what.to_string());
-    }
-    if let Some(wanted) = asked.challenge
-        && done.challenge != Challenge::Given(wanted.to_string())
-    {
-        if done.replayed.len() < done.segments.len() {
+        (Some(wanted), Challenge::Given(given)) if wanted == given => (),
+        (Some(wanted), _) if done.replayed.len() < done.segments.len() => {
             report.add_finding(path, format!("it does not answer the challenge {}", harmless(wanted, 128)));
-        } else {
+        }
+        (Some(_), _) => {
             let what = "the statement was not made for the challenge, but replays everything, as any would ask";
             report.notes.push(what.to_string());
         }
     }
+}
+
+/// Every field, made again from the receipt, the files and what it says was replayed. False if
+/// there is nothing to make it from.
+fn check_content(
+    report: &mut Report,
+    path: &Path,
+    statement: &Value,
+    (receipt, folder, done): (&Receipt, &Path, &Reexecution),
+) -> Result<bool, FileError> {
     let subjects = match Subjects::read(receipt, folder) {
         // Which file it is has been found already.
         Err(error) if error.is_damage() || matches!(error, FileError::Missing { .. }) => {
             report.add_finding(path, format!("its files are not as recorded: {error}"));
-            return Ok(());
+            return Ok(false);
         }
         subjects => subjects?,
     };
-    if let Some(place) = difference(&statement, &content(receipt, &subjects, &done), "") {
+    if let Some(place) = difference(statement, &content(receipt, &subjects, done), "") {
         let place = quoted(place.trim_start_matches('.'));
         report.add_finding(path, format!("its {place} is not what the receipt, the files and the replay give"));
     }
-    report.replayed = Some(done);
-    Ok(())
+    Ok(true)
 }
 
 /// What a statement says was replayed, if that can be true: the segments are those of the receipt,
