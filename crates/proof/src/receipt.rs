@@ -33,7 +33,9 @@ pub const TOKENIZER_FILES: [&str; 6] = [
     "generation_config.json",
 ];
 /// What a run's identity may consist of, in the order of its digest; the last two are optional.
-const IDENTITY: [&str; 7] = ["run", "data", "base", "profile", "numerics", "start", "load_in_4bit"];
+pub const IDENTITY: [&str; 7] = ["run", "data", "base", "profile", "numerics", "start", "load_in_4bit"];
+/// Those of the identity that are digests of many things, each of which may be named instead.
+pub const DIGESTS_OF_INPUTS: [&str; 3] = ["run", "data", "base"];
 /// What a data file may be used for.
 const USES: [&str; 2] = ["train", "eval"];
 /// Digests of lines of a data file at most.
@@ -499,7 +501,11 @@ mod tests {
             let mut mixed = Receipt { schema: schema.to_string(), segment, made, ..receipt() };
             mixed.digest = mixed.computed_digest();
             mixed.write(folder).expect("written");
-            assert_eq!(Receipt::read(folder).expect_err("of no version").exit_code(), 8, "{schema} {segment:?} {rows:?}");
+            assert_eq!(
+                Receipt::read(folder).expect_err("of no version").exit_code(),
+                8,
+                "{schema} {segment:?} {rows:?}"
+            );
         }
         let mut outside = receipt();
         let record = FileRecord { size: 1, blake3: Hash([0; 32]) };

@@ -21,9 +21,11 @@ use isobit_kernels::float_state;
 use isobit_models::build::Settings;
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use isobit_proof::chain::{Chain, Item, Update, combined};
-use isobit_proof::receipt::Receipt;
+use isobit_proof::name::{harmless, quoted};
+use isobit_proof::receipt::{DIGESTS_OF_INPUTS, Receipt};
 use isobit_proof::safetensors::{Dtype, TensorFiles};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -436,13 +438,11 @@ pub fn explain(prepared: &Prepared, chain: &Chain, receipt: Option<&Receipt>) ->
     }
     let mut said = Vec::new();
     let differs = |field: &str| ours.get(field) != recorded.get(field);
-    let value = |of: Option<&String>| of.map_or("none".to_string(), |value| value.chars().take(16).collect());
-    for (field, name) in
-        [("numerics", "the numerics version"), ("profile", "the profile"), ("start", "the starting adapter")]
-    {
-        if differs(field) {
-            said.push(format!("{name} is {}, the run's was {}", value(ours.get(field)), value(recorded.get(field))));
-        }
+    let value = |of: Option<&String>| of.map_or("none".to_string(), |value| harmless(value, 16));
+    let fields: BTreeSet<&str> = ours.keys().chain(recorded.keys()).map(String::as_str).collect();
+    for field in fields.into_iter().filter(|field| differs(field) && !DIGESTS_OF_INPUTS.contains(field)) {
+        let name = named(field);
+        said.push(format!("{name} is {}, the run's was {}", value(ours.get(field)), value(recorded.get(field))));
     }
     if differs("run") {
         said.extend(changed_keys(prepared, receipt));
@@ -453,7 +453,23 @@ pub fn explain(prepared: &Prepared, chain: &Chain, receipt: Option<&Receipt>) ->
     if differs("data") {
         said.extend(changed_data(prepared, chain, receipt)?);
     }
+    if said.is_empty() {
+        said.push(
+            "the identity of the run differs, but nothing that its receipt names: `isobit verify` it".to_string(),
+        );
+    }
     Ok(said)
+}
+
+/// A field of an identity, in words.
+fn named(field: &str) -> String {
+    match field {
+        "numerics" => "the numerics version".to_string(),
+        "profile" => "the profile".to_string(),
+        "start" => "the starting adapter".to_string(),
+        "load_in_4bit" => "the rule by which the base is quantised while it is loaded (`load_in_4bit`)".to_string(),
+        other => format!("{} of the run's identity", quoted(other)),
+    }
 }
 
 fn changed_keys(prepared: &Prepared, receipt: Option<&Receipt>) -> Vec<String> {

@@ -4,7 +4,7 @@
 use crate::chain::{Chain, Item};
 use crate::hash::Hash;
 use crate::name::{counted, harmless, quoted};
-use crate::receipt::{DataFile, Made, Receipt};
+use crate::receipt::{DIGESTS_OF_INPUTS, DataFile, IDENTITY, Made, Receipt};
 use crate::regular;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -103,9 +103,10 @@ pub fn receipts(a: (&Path, &Receipt), b: (&Path, &Receipt)) -> Vec<String> {
     said
 }
 
+/// What the identities have besides the digests of inputs, which are compared one by one.
 fn arithmetic(said: &mut Vec<String>, x: &Made, y: &Made) {
-    for key in ["numerics", "profile", "start"] {
-        let value = |made: &Made| made.identity.get(key).map_or("none".to_string(), Clone::clone);
+    for key in IDENTITY.into_iter().filter(|key| !DIGESTS_OF_INPUTS.contains(key)) {
+        let value = |made: &Made| made.identity.get(key).map_or("none".to_string(), |value| harmless(value, 64));
         if value(x) != value(y) {
             said.push(format!("{key}: {} against {}", value(x), value(y)));
         }
