@@ -9,6 +9,7 @@ use crate::verify::{self, challenge, key};
 use isobit_proof::layout::DATA;
 use isobit_proof::receipt::Receipt;
 use isobit_proof::statement::{self, Challenge, Envelope, PrivateKey, Reexecution, Segment, Subjects};
+use isobit_proof::verify::Kind;
 use isobit_training::checkpoint::{self, FINAL};
 use isobit_training::data_record;
 use isobit_training::prepare::RunError;
@@ -85,7 +86,7 @@ fn verified(run: &Path) -> Result<Receipt, Failure> {
         let hint = "`isobit verify` lists everything that is not as recorded".to_string();
         return Err(Failure { code: 8, message, hint: Some(hint) });
     }
-    let Some(receipt) = report.receipt.filter(|receipt| receipt.made.finished && report.kind == "run") else {
+    let Some(receipt) = report.receipt.filter(|receipt| receipt.made.finished && report.kind == Kind::Run) else {
         let message = format!("{} holds no finished run with a receipt", run.display());
         return Err(Failure::usage(message, "name the folder of a finished run; `train --resume` finishes one"));
     };

@@ -56,14 +56,11 @@ impl Output {
 
     /// Writes the statement; returns where it is.
     pub(crate) fn write(self, envelope: &Envelope) -> Result<PathBuf, Failure> {
-        let text = envelope.to_text();
         if self.is_file {
-            let mut file = AtomicFile::create(&self.path.canonicalize().unwrap_or_else(|_| self.path.clone()))?;
-            file.write(text.as_bytes())?;
-            file.commit()?;
+            envelope.write(&self.path.canonicalize().unwrap_or_else(|_| self.path.clone()))?;
         } else {
             let write = std::fs::OpenOptions::new().write(true).open(&self.path);
-            let write = write.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+            let write = write.and_then(|mut file| std::io::Write::write_all(&mut file, envelope.to_text().as_bytes()));
             write.map_err(|error| FileError::from_io("write", &self.path, error))?;
         }
         Ok(self.path)

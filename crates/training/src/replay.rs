@@ -280,8 +280,7 @@ impl<'a, E: Engine> Replay<'a, E> {
     /// are.
     fn final_element(&self) -> Result<Option<Element>, RunError> {
         let folder = self.prepared.run.output_dir.join(checkpoint::FINAL);
-        let stem = if folder.join(checkpoint::ADAPTER).is_file() { "adapter_model" } else { "model" };
-        let files = TensorFiles::open_stem(&folder, stem)?;
+        let files = TensorFiles::open_result(&folder)?;
         let engine = &self.state.engine;
         for (at, tensor) in engine.tensors().iter().enumerate() {
             for own in tensor.to_file(engine.read(at, Stored::Value)?) {

@@ -116,7 +116,7 @@ fn claimed_inputs_are_compared_with_the_identity_and_with_the_files() {
             |of| *of.made.base.tensors.values_mut().next().expect("one") = Hash([0; 32]),
             &with_model,
             8,
-            "differs from what the run was trained on",
+            "is not the tensor that the run was trained on",
         ),
     ];
     for (edit, command, code, part) in edits {

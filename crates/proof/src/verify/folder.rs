@@ -4,7 +4,7 @@
 use super::metrics::{self, Lines, Source};
 use super::receipt::final_step;
 use super::tensors::Stored;
-use super::{Report, check_origin, check_result, manifest, small_files, state};
+use super::{Kind, Report, check_origin, check_result, manifest, small_files, state};
 use crate::atomic::is_partial;
 use crate::chain::{self, Chain};
 use crate::error::FileError;
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 pub(super) fn run(folder: &Path) -> Result<Report, FileError> {
-    let mut report = Report { kind: "run", ..Report::default() };
+    let mut report = Report { kind: Kind::Run, ..Report::default() };
     let chain = report.damage_as_finding(&folder.join(chain::NAME), Chain::read(folder))?;
     report.files += usize::from(chain.is_some());
     let receipt = report.damage_as_finding(&folder.join(receipt::NAME), Receipt::read(folder))?;

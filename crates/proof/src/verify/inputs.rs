@@ -19,7 +19,6 @@ pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Resu
         let path = folder.join(name);
         let Some(found) = report.damage_as_finding(&path, FileRecord::of(&path))? else { continue };
         report.files += 1;
-        let tensors = made.base.tensors.len();
         let is_weights = path.extension().is_some_and(|kind| kind == "safetensors");
         let (differing, held) =
             if is_weights { differing_tensors(&path, &made.base.tensors)? } else { (Vec::new(), 0) };
@@ -30,11 +29,12 @@ pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Resu
                 let what = format!("the recorded hash is {}, but it has {}", recorded.blake3, found.blake3);
                 report.add_finding(&path, what);
             }
-            Some((first, rest)) => {
-                let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-                let what = format!(
-                    "{first} differs from what the run was trained on{more}; the receipt has {tensors} tensors"
-                );
+            Some((only, [])) => {
+                report.add_finding(&path, format!("{only} is not the tensor that the run was trained on"));
+            }
+            Some((first, _)) => {
+                let count = differing.len();
+                let what = format!("{count} of {held} tensors are not those the run was trained on, first {first}");
                 report.add_finding(&path, what);
             }
         }

@@ -32,11 +32,30 @@ pub struct Finding {
     pub what: String,
 }
 
+/// What kind of folder was checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    Run,
+    Final,
+    /// Any with a manifest and without a receipt.
+    #[default]
+    Folder,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Final => "final",
+            Self::Folder => "folder",
+        }
+    }
+}
+
 /// What was checked, and what was found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// `run`, `final` or `folder`.
-    pub kind: &'static str,
+    pub kind: Kind,
     pub receipt: Option<Receipt>,
     /// Of a run folder, if it is intact.
     pub chain: Option<Chain>,
@@ -114,13 +133,13 @@ pub fn verify(path: &Path) -> Result<Report, FileError> {
 
 /// A folder with a manifest, and possibly a receipt.
 fn final_folder(path: &Path) -> Result<Report, FileError> {
-    let mut report = Report { kind: "folder", ..Report::default() };
+    let mut report = Report::default();
     let Some(manifest) = manifest(&mut report, path, &BESIDE_RESULT)? else { return Ok(report) };
     if !manifest.files.contains_key(RECEIPT) {
         report.notes.push("there is no receipt in it: files are compared with the manifest alone".to_string());
         return Ok(report);
     }
-    report.kind = "final";
+    report.kind = Kind::Final;
     let read = Receipt::read(path);
     let Some(receipt) = report.damage_as_finding(&path.join(RECEIPT), read)? else { return Ok(report) };
     receipt::check(&mut report, &path.join(RECEIPT), &receipt);

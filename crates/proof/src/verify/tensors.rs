@@ -70,9 +70,13 @@ impl Stored<'_> {
         folder: &Path,
         (step, finished): (u64, bool),
     ) -> Result<(), FileError> {
-        let Some(last) = report.damage_as_finding(folder, open(folder))? else { return Ok(()) };
+        let Some(last) = report.damage_as_finding(folder, TensorFiles::open_result(folder))? else { return Ok(()) };
         let checkpoint = folder.with_file_name(checkpoint_name(step));
-        let saved = if checkpoint.is_dir() { report.damage_as_finding(&checkpoint, open(&checkpoint))? } else { None };
+        let saved = if checkpoint.is_dir() {
+            report.damage_as_finding(&checkpoint, TensorFiles::open_result(&checkpoint))?
+        } else {
+            None
+        };
         for name in saved.iter().flat_map(TensorFiles::names) {
             // A folder may leave out what another tensor holds, like a tied head.
             let Some((saved, last)) = saved.as_ref().and_then(|saved| saved.get(name).ok()).zip(last.get(name).ok())
@@ -175,7 +179,7 @@ pub fn check_frozen(report: &mut Report, run: &Path, model: &Path) -> Result<(),
     if !receipt.made.finished || folder.join(ADAPTER).is_file() {
         return Ok(());
     }
-    let Some(last) = report.damage_as_finding(&folder, open(&folder))? else { return Ok(()) };
+    let Some(last) = report.damage_as_finding(&folder, TensorFiles::open_result(&folder))? else { return Ok(()) };
     let Some(base) = report.damage_as_finding(model, TensorFiles::open(model))? else { return Ok(()) };
     let trained: BTreeSet<&str> = chain.origin.tensors.iter().map(String::as_str).collect();
     let no_experts = receipt.made.reordered.is_empty();
@@ -212,9 +216,4 @@ fn rounded(saved: &Tensor<'_>, dtype: Dtype) -> Result<Option<Vec<u8>>, FileErro
         Dtype::F16 => halves(f32_to_f16),
         _ => Ok(None),
     }
-}
-
-fn open(folder: &Path) -> Result<TensorFiles, FileError> {
-    let stem = if folder.join(ADAPTER).is_file() { "adapter_model" } else { "model" };
-    TensorFiles::open_stem(folder, stem)
 }
