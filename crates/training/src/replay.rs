@@ -79,7 +79,7 @@ pub struct Difference {
     /// Trained tensors of the item, if it has any.
     pub tensors: Vec<String>,
     /// Recorded and replayed, if the item is a number.
-    pub numbers: Option<[f64; 2]>,
+    pub numbers: Option<[Number; 2]>,
     /// In the checkpoint that follows.
     pub element: Option<Element>,
 }
@@ -90,6 +90,32 @@ impl Difference {
         let FoundIn::Chain(item) = self.found_in else { return None };
         let is_computed = !matches!(item, Item::Rows | Item::LearningRate | Item::Parts);
         Some(self.step).filter(|step| *step > 0 && is_computed)
+    }
+}
+
+/// A number as wide as it is recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    F32(f32),
+    F64(f64),
+}
+
+impl Number {
+    /// Hexadecimal digits.
+    pub fn bits(self) -> String {
+        match self {
+            Self::F32(value) => format!("{:08x}", value.to_bits()),
+            Self::F64(value) => format!("{:016x}", value.to_bits()),
+        }
+    }
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::F32(value) => write!(f, "{value:?} (0x{})", self.bits()),
+            Self::F64(value) => write!(f, "{value:?} (0x{})", self.bits()),
+        }
     }
 }
 
@@ -416,16 +442,17 @@ fn first_element(
 }
 
 /// Both values of an item that is a number, if it is the number that differs.
-fn numbers(item: Item, recorded: &Update, found: &Update) -> Option<[f64; 2]> {
-    let pair = |bits: fn(&Update) -> Option<f64>| Some([bits(recorded)?, bits(found)?]);
+fn numbers(item: Item, recorded: &Update, found: &Update) -> Option<[Number; 2]> {
+    let pair = |number: fn(&Update) -> Option<Number>| Some([number(recorded)?, number(found)?]);
     let both = match item {
-        Item::Loss => pair(|update| Some(f64::from_bits(update.loss))),
-        Item::LearningRate => pair(|update| Some(f64::from_bits(update.learning_rate))),
-        Item::Gradient(None) => pair(|update| Some(f64::from(f32::from_bits(update.norm)))),
-        Item::Evaluation => pair(|update| update.evaluation.map(|of| f64::from_bits(of.loss))),
+        Item::Loss => pair(|update| Some(Number::F64(f64::from_bits(update.loss)))),
+        Item::LearningRate => pair(|update| Some(Number::F64(f64::from_bits(update.learning_rate)))),
+        // Of no tensor: it is the norm.
+        Item::Gradient(None) => pair(|update| Some(Number::F32(f32::from_bits(update.norm)))),
+        Item::Evaluation => pair(|update| update.evaluation.map(|of| Number::F64(f64::from_bits(of.loss)))),
         _ => None,
     };
-    both.filter(|[recorded, found]| recorded.to_bits() != found.to_bits())
+    both.filter(|[recorded, found]| recorded.bits() != found.bits())
 }
 
 /// Why `prepared` is not the run of the chain, in words: what differs between its inputs and those

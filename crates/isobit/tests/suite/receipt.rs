@@ -221,7 +221,7 @@ fn an_edited_record_is_found_where_it_was_edited() {
     let found = folder.run(&["replay", "run", "--steps", "3..6", "-q"]);
     assert_eq!(found.code, 1, "{}{}", found.out, found.err);
     assert!(found.out.contains("update 4: the chain agrees, but checkpoint-4 holds other numbers"), "{}", found.out);
-    assert!(found.out.contains("updates 3 to 6 agree with the chain, from checkpoint-2"), "{}", found.out);
+    assert!(found.out.contains("replayed from checkpoint-2: updates 3 to 6 agree with the chain"), "{}", found.out);
     assert!(found.out.contains("recorded, ") && found.out.contains("(0x"), "{}", found.out);
     // From the changed checkpoint on, its weights are not those of the chain.
     let found = folder.run(&["replay", "run", "--steps", "5..6", "-q"]);
