@@ -3,12 +3,12 @@
 
 use crate::Failure;
 use crate::stderr::tell;
-use isobit_proof::layout::checkpoint_step;
+use isobit_proof::layout::{Holds, checkpoint_step};
 use isobit_proof::name::{counted, harmless};
 use isobit_proof::statement::{self, Asked, Challenge, PublicKey, Reexecution};
 use isobit_proof::verify::{self, Finding, Kind, Report};
 use isobit_proof::{FileError, Lock, receipt};
-use isobit_training::checkpoint::{ADAPTER, FINAL, RESOLVED};
+use isobit_training::checkpoint::{FINAL, RESOLVED};
 use isobit_training::config::Adapter;
 use isobit_training::{config, course};
 use serde_json::{Value, json};
@@ -177,7 +177,7 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
         verify::check_base(&mut report, &receipt, model)?;
         match report.kind {
             Kind::Run => verify::check_frozen(&mut report, &arguments.run, model)?,
-            _ if !arguments.run.join(ADAPTER).is_file() => {
+            _ if Holds::by_config(&receipt.made.config) == Holds::Model => {
                 let what = "tensors that were not trained are not compared with the base: a final folder alone does \
                             not say which they are; verify the run folder";
                 report.notes.push(what.to_string());

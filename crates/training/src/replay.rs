@@ -5,7 +5,7 @@
 //! Nothing is written. What runs here is the step of `run.rs`, on any device and with any split.
 
 use crate::checkpoint::{self, Opened, Progress};
-use crate::config::Run;
+use crate::config::{Adapter, Run};
 use crate::data::EpochOrder;
 use crate::engine::{Engine, Stored};
 use crate::final_folder::{self, Final};
@@ -21,9 +21,10 @@ use isobit_kernels::float_state;
 use isobit_models::build::Settings;
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use isobit_proof::chain::{Chain, Item, Update, combined};
+use isobit_proof::layout::Holds;
 use isobit_proof::name::{harmless, quoted};
 use isobit_proof::receipt::{DIGESTS_OF_INPUTS, Receipt};
-use isobit_proof::safetensors::{Dtype, TensorFiles};
+use isobit_proof::safetensors::Dtype;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -191,6 +192,11 @@ fn final_step(run: &Run, chain: &Chain) -> u64 {
     best.unwrap_or(chain.updates.len() as u64)
 }
 
+/// What checkpoints and the final folder hold.
+fn holds(run: &Run) -> Holds {
+    if matches!(run.adapter, Adapter::Lora(_)) { Holds::Adapter } else { Holds::Model }
+}
+
 /// The latest intact checkpoint before a step; None stands for the base.
 fn nearest(
     prepared: &Prepared,
@@ -306,7 +312,7 @@ impl<'a, E: Engine> Replay<'a, E> {
     /// are.
     fn final_element(&self) -> Result<Option<Element>, RunError> {
         let folder = self.prepared.run.output_dir.join(checkpoint::FINAL);
-        let files = TensorFiles::open_result(&folder)?;
+        let files = holds(&self.prepared.run).open(&folder)?;
         let engine = &self.state.engine;
         for (at, tensor) in engine.tensors().iter().enumerate() {
             for own in tensor.to_file(engine.read(at, Stored::Value)?) {
@@ -381,7 +387,7 @@ impl<'a, E: Engine> Replay<'a, E> {
     /// The tensors of a checkpoint against those of the replay.
     fn stored(&mut self, step: u64) -> Result<Checkpoint, RunError> {
         let folder = checkpoint::folder_of(&self.prepared.run.output_dir, step);
-        let opened = match checkpoint::open_as_it_is(&folder) {
+        let opened = match checkpoint::open_as_it_is(&folder, holds(&self.prepared.run)) {
             Ok(opened) => opened,
             Err(error) => {
                 (self.watch)(Event::Skipped(error.to_string()));

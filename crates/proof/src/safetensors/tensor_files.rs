@@ -7,7 +7,6 @@
 use super::file::{SafeTensors, Tensor};
 use crate::error::FileError;
 use crate::json::{self, UniqueMap};
-use crate::layout::ADAPTER;
 use crate::name::{is_plain, quoted};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,12 +40,6 @@ impl TensorFiles {
             return Self::open_index(&index);
         }
         Self::open_file(&single)
-    }
-
-    /// Opens the weights of a final folder or a checkpoint: those of an adapter, if it is one, or
-    /// those of a model.
-    pub fn open_result(folder: &Path) -> Result<Self, FileError> {
-        Self::open_stem(folder, if folder.join(ADAPTER).is_file() { "adapter_model" } else { "model" })
     }
 
     /// Opens one file.

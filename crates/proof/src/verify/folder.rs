@@ -4,14 +4,14 @@
 use super::metrics::{self, Lines, Source};
 use super::receipt::final_step;
 use super::tensors::Stored;
-use super::{Kind, Report, check_origin, check_result, manifest, small_files, state};
+use super::{Kind, Report, check_names, check_origin, check_result, manifest, small_files, state};
 use crate::atomic::is_partial;
 use crate::chain::{self, Chain};
 use crate::error::FileError;
 use crate::hash::{Hash, Manifest};
 use crate::json::{self, UniqueValue};
 use crate::layout::{
-    self, ADAPTER_CONFIG, BESIDE_RESULT, CHECKPOINT_FILES, DATA, FINAL, METRICS, SMALL_FILES, STATE, checkpoint_step,
+    self, ADAPTER_CONFIG, BESIDE_RESULT, DATA, FINAL, Holds, METRICS, SMALL_FILES, STATE, checkpoint_step,
 };
 use crate::name::{counted, quoted};
 use crate::receipt::{self, FolderRecord, Receipt};
@@ -58,7 +58,8 @@ impl Whole<'_> {
     }
 
     fn stored(&self) -> Option<Stored<'_>> {
-        Some(Stored { chain: self.chain?, reordered: &self.receipt?.made.reordered })
+        let made = &self.receipt?.made;
+        Some(Stored { chain: self.chain?, reordered: &made.reordered, holds: Holds::by_config(&made.config) })
     }
 
     fn is_finished(&self) -> bool {
@@ -188,10 +189,9 @@ impl Whole<'_> {
         let folder = self.folder.join(name);
         let Some(manifest) = manifest(report, &folder, &[])? else { return Ok(()) };
         report.checkpoints += 1;
-        for name in manifest.files.keys().filter(|name| !CHECKPOINT_FILES.contains(&name.as_str())) {
-            report.add_finding(&folder.join(name), "it does not belong to a checkpoint");
-        }
         if let Some(receipt) = self.receipt {
+            let expected = Holds::by_config(&receipt.made.config).checkpoint_files();
+            check_names(report, &folder, manifest.files.keys(), (expected, "a checkpoint of this run"));
             check_origin(report, &folder, &manifest, &receipt.made);
         }
         self.check_adapter_config(report, &folder, &manifest)?;

@@ -6,7 +6,7 @@
 use super::Report;
 use crate::chain::{Chain, Item, combined, part, tensors_per_part};
 use crate::error::FileError;
-use crate::layout::{ADAPTER, FINAL, MODEL, OPTIMIZER, checkpoint_name};
+use crate::layout::{FINAL, Holds, OPTIMIZER, checkpoint_name};
 use crate::name::quoted;
 use crate::safetensors::{Dtype, SafeTensors, Tensor, TensorFiles};
 use isobit_numerics::cast::{f32_to_bf16, f32_to_f16};
@@ -26,6 +26,7 @@ const HEAD: &str = "lm_head.weight";
 pub(super) struct Stored<'a> {
     pub(super) chain: &'a Chain,
     pub(super) reordered: &'a [String],
+    pub(super) holds: Holds,
 }
 
 impl Stored<'_> {
@@ -34,8 +35,7 @@ impl Stored<'_> {
         let Some(update) = step.checked_sub(1).and_then(|at| self.chain.updates.get(at as usize)) else {
             return Ok(());
         };
-        let adapter = folder.join(ADAPTER);
-        let path = if adapter.is_file() { adapter } else { folder.join(MODEL) };
+        let path = folder.join(self.holds.weights());
         let weights = report.damage_as_finding(&path, SafeTensors::open(&path))?;
         if let Some(file) = &weights {
             let digests = self.digests(|name| digest(file.get(name).ok()?));
@@ -70,10 +70,10 @@ impl Stored<'_> {
         folder: &Path,
         (step, finished): (u64, bool),
     ) -> Result<(), FileError> {
-        let Some(last) = report.damage_as_finding(folder, TensorFiles::open_result(folder))? else { return Ok(()) };
+        let Some(last) = report.damage_as_finding(folder, self.holds.open(folder))? else { return Ok(()) };
         let checkpoint = folder.with_file_name(checkpoint_name(step));
         let saved = if checkpoint.is_dir() {
-            report.damage_as_finding(&checkpoint, TensorFiles::open_result(&checkpoint))?
+            report.damage_as_finding(&checkpoint, self.holds.open(&checkpoint))?
         } else {
             None
         };
@@ -96,7 +96,7 @@ impl Stored<'_> {
         let digests = self.digests(|name| digest(last.get(name).ok()?));
         self.compare(report, folder, (Item::Weights(None), step), &digests, (update.weights, &update.parts.weights));
         let trained = self.chain.origin.tensors.iter().filter(|name| !self.reordered.contains(name));
-        if last.path().ends_with(ADAPTER) {
+        if self.holds == Holds::Adapter {
             self.check_names(report, last.path(), last.names(), &[""]);
             check_types(report, last.path(), last.files().iter().flat_map(SafeTensors::tensors), &ROUNDED);
         } else {
@@ -176,10 +176,10 @@ fn check_types<'a>(report: &mut Report, path: &Path, tensors: impl Iterator<Item
 pub fn check_frozen(report: &mut Report, run: &Path, model: &Path) -> Result<(), FileError> {
     let folder = run.join(FINAL);
     let (Some(chain), Some(receipt)) = (report.chain.clone(), report.receipt.clone()) else { return Ok(()) };
-    if !receipt.made.finished || folder.join(ADAPTER).is_file() {
+    if !receipt.made.finished || Holds::by_config(&receipt.made.config) == Holds::Adapter {
         return Ok(());
     }
-    let Some(last) = report.damage_as_finding(&folder, TensorFiles::open_result(&folder))? else { return Ok(()) };
+    let Some(last) = report.damage_as_finding(&folder, Holds::Model.open(&folder))? else { return Ok(()) };
     let Some(base) = report.damage_as_finding(model, TensorFiles::open(model))? else { return Ok(()) };
     let trained: BTreeSet<&str> = chain.origin.tensors.iter().map(String::as_str).collect();
     let no_experts = receipt.made.reordered.is_empty();
