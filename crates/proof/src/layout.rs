@@ -115,10 +115,32 @@ pub fn checkpoint_step(name: &str) -> Option<u64> {
     (step > 0 && checkpoint_name(step) == name).then_some(step)
 }
 
+/// Whether a name is the temporary one of a checkpoint or of the final folder, while it is written
+/// or removed.
+pub fn is_partial_folder(name: &str) -> bool {
+    let inner = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".partial"));
+    let inner = inner.map(|inner| inner.strip_suffix(".removed").unwrap_or(inner));
+    inner.is_some_and(|inner| inner == FINAL || checkpoint_step(inner).is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn temporary_folders_are_told_by_their_names() {
+        for ours in
+            [".checkpoint-2.partial", ".checkpoint-2.removed.partial", ".final.partial", ".final.removed.partial"]
+        {
+            assert!(is_partial_folder(ours), "{ours}");
+        }
+        for other in
+            [".partial", "..partial", ".x.partial", "checkpoint-2", ".checkpoint-x.partial", ".removed.partial"]
+        {
+            assert!(!is_partial_folder(other), "{other}");
+        }
+    }
 
     const FOLDERS: &str = include_str!("../../../docs/checkpoint-format.md");
     const RECEIPTS: &str = include_str!("../../../docs/receipt-format.md");

@@ -43,3 +43,14 @@ fn an_adapter_has_no_model_beside_it() {
     refit(&folder, |_| ());
     says(&folder, &VERIFY, 8, "checkpoint-4/adapter_config.json: it is missing");
 }
+
+/// A kill while a folder is removed leaves it under a temporary name.
+#[test]
+fn a_half_removed_folder_is_no_damage() {
+    let folder = ground(None);
+    std::fs::rename(folder.path("run/checkpoint-3"), folder.path("run/.checkpoint-3.removed.partial")).expect("moved");
+    std::fs::create_dir(folder.path("run/.final.removed.partial")).expect("folder");
+    refit(&folder, |_| ());
+    says(&folder, &VERIFY, 0, "note: .checkpoint-3.removed.partial was left by a crash; `train --resume` removes it");
+    says(&folder, &VERIFY, 0, "note: .final.removed.partial was left by a crash");
+}

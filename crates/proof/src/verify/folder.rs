@@ -151,8 +151,7 @@ impl Whole<'_> {
             names.insert(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
         }
         for name in names {
-            let folder = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".partial"));
-            if is_partial(&name) || folder.is_some_and(|name| name == FINAL || checkpoint_step(name).is_some()) {
+            if is_partial(&name) || layout::is_partial_folder(&name) {
                 report.notes.push(format!("{name} was left by a crash; `train --resume` removes it"));
             } else if !layout::belongs(&name) {
                 report.add_finding(&self.folder.join(&name), "it does not belong to the run");

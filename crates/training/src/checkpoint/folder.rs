@@ -238,12 +238,6 @@ pub(super) fn partial_name(name: &str) -> String {
     format!(".{name}.partial")
 }
 
-fn is_partial(name: &str) -> bool {
-    let inner = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".partial"));
-    let inner = inner.map(|inner| inner.strip_suffix(".removed").unwrap_or(inner));
-    inner.is_some_and(|inner| step_of(inner).is_some() || inner == FINAL)
-}
-
 /// Renames first: a half-removed folder must not look like a checkpoint.
 pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("remove", folder, error);
@@ -251,7 +245,7 @@ pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(),
         return Err(failed(std::io::Error::from(std::io::ErrorKind::InvalidInput)).into());
     };
     let mut leaving = folder.to_path_buf();
-    if !is_partial(name) {
+    if !layout::is_partial_folder(name) {
         leaving = parent.join(partial_name(&format!("{name}.removed")));
         if leaving.symlink_metadata().is_ok() {
             watch(&leaving)?;
@@ -267,7 +261,7 @@ pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(),
 
 /// Temporary names of checkpoints, whether folders or not.
 fn partials(output_dir: &Path) -> Result<Vec<String>, Error> {
-    Ok(entries(output_dir)?.into_iter().map(|(name, _)| name).filter(|name| is_partial(name)).collect())
+    Ok(entries(output_dir)?.into_iter().map(|(name, _)| name).filter(|name| layout::is_partial_folder(name)).collect())
 }
 
 /// Names in the run folder, and whether each is a folder.
@@ -281,21 +275,4 @@ fn entries(output_dir: &Path) -> Result<Vec<(String, bool)>, Error> {
     }
     entries.sort_unstable();
     Ok(entries)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn leftovers_are_told_by_their_names() {
-        for leftover in [".checkpoint-2.partial", ".checkpoint-2.removed.partial", ".final.partial"] {
-            assert!(is_partial(leftover), "{leftover}");
-        }
-        for other in
-            [".partial", "..partial", ".x.partial", "checkpoint-2", ".checkpoint-x.partial", ".removed.partial"]
-        {
-            assert!(!is_partial(other), "{other}");
-        }
-    }
 }
