@@ -4,7 +4,8 @@
 use crate::Failure;
 use crate::output_path::{check_parent, is_foreign_in};
 use isobit_proof::FileError;
-use isobit_proof::atomic::AtomicFile;
+use isobit_proof::atomic::{AtomicFile, create_partial_folder};
+use isobit_proof::lock::Lock;
 use isobit_proof::statement::{self, Envelope};
 use std::path::{Path, PathBuf};
 
@@ -49,9 +50,12 @@ impl Output {
     pub(crate) fn temporary(&self) -> Result<Temporary, Failure> {
         let beside = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).map(Path::to_path_buf);
         let place = if self.is_file { beside.unwrap_or_else(|| PathBuf::from(".")) } else { std::env::temp_dir() };
-        let path = place.join(format!(".isobit-{}.partial", std::process::id()));
-        std::fs::create_dir(&path).map_err(|error| FileError::from_io("write", &path, error))?;
-        Ok(Temporary(path))
+        let path = create_partial_folder(&place)?;
+        let lock = Lock::acquire(&path);
+        // Dropped, and with it the folder, if it cannot be locked.
+        let mut temporary = Temporary { path, lock: None };
+        temporary.lock = Some(lock?);
+        Ok(temporary)
     }
 
     /// Writes the statement; returns where it is.
@@ -67,17 +71,23 @@ impl Output {
     }
 }
 
-/// A folder that exists as long as this does.
-pub(crate) struct Temporary(PathBuf);
+/// A folder that exists as long as this does. Its lock tells a run that resumes beside it that it is
+/// not the leftover of a proof that was killed.
+pub(crate) struct Temporary {
+    path: PathBuf,
+    lock: Option<Lock>,
+}
 
 impl Temporary {
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        // Before its file is removed.
+        self.lock = None;
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }

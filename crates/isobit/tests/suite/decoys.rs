@@ -2,6 +2,8 @@
 //! are left out or in another type, and receipts that were made older or unfinished.
 
 use crate::forgery::{ground, poke, refit, restore, says};
+use crate::receipt::STEPS;
+use isobit_proof::Lock;
 
 const VERIFY: [&str; 2] = ["verify", "run"];
 
@@ -53,4 +55,28 @@ fn a_half_removed_folder_is_no_damage() {
     refit(&folder, |_| ());
     says(&folder, &VERIFY, 0, "note: .checkpoint-3.removed.partial was left by a crash; `train --resume` removes it");
     says(&folder, &VERIFY, 0, "note: .final.removed.partial was left by a crash");
+}
+
+/// A proof that was killed leaves a folder, which a resumed run removes; one that is alive keeps it,
+/// and so does a folder with files of others.
+#[test]
+fn what_a_killed_proof_leaves_is_removed() {
+    let folder = ground(None);
+    let resume = [&STEPS[..], &["--resume-from=checkpoint-4"]].concat();
+    let left = "run/.isobit-4194304.partial";
+    std::fs::create_dir(folder.path(left)).expect("folder");
+    folder.put(&format!("{left}/adapter_config.json"), "{");
+    folder.put(&format!("{left}/.isobit-4194304-7.partial"), "half");
+    says(&folder, &VERIFY, 0, "was left by a crash");
+    let lock = Lock::acquire(&folder.path(left)).expect("free");
+    says(&folder, &VERIFY, 0, "is what `isobit prove` is writing");
+    folder.trained("run", &resume);
+    assert!(folder.has(&format!("{left}/adapter_config.json")), "its proof is alive");
+    drop(lock);
+    folder.put(&format!("{left}/thesis.txt"), "years of work");
+    folder.train("run", &resume).says(2, &["holds files that do not belong to `final`", "hint: move it away"]);
+    std::fs::remove_file(folder.path(&format!("{left}/thesis.txt"))).expect("removed");
+    folder.trained("run", &resume);
+    assert!(!folder.has(left));
+    says(&folder, &VERIFY, 0, "verified");
 }

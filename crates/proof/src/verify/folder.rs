@@ -13,6 +13,7 @@ use crate::json::{self, UniqueValue};
 use crate::layout::{
     self, ADAPTER_CONFIG, BESIDE_RESULT, DATA, FINAL, Holds, METRICS, SMALL_FILES, STATE, checkpoint_step,
 };
+use crate::lock::Lock;
 use crate::name::{counted, quoted};
 use crate::receipt::{self, FolderRecord, Receipt};
 use crate::regular;
@@ -151,7 +152,9 @@ impl Whole<'_> {
             names.insert(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
         }
         for name in names {
-            if is_partial(&name) || layout::is_partial_folder(&name) {
+            if is_partial(&name) && Lock::in_use(&self.folder.join(&name)).is_some() {
+                report.notes.push(format!("{name} is what `isobit prove` is writing"));
+            } else if is_partial(&name) || layout::is_partial_folder(&name) {
                 report.notes.push(format!("{name} was left by a crash; `train --resume` removes it"));
             } else if !layout::belongs(&name) {
                 report.add_finding(&self.folder.join(&name), "it does not belong to the run");
