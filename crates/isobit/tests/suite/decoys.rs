@@ -2,8 +2,12 @@
 //! are left out or in another type, and receipts that were made older or unfinished.
 
 use crate::forgery::{ground, poke, refit, restore, says};
+use crate::model_folder::{Folder, Shape, weights};
 use crate::receipt::STEPS;
 use isobit_proof::Lock;
+use isobit_proof::safetensors::{Dtype, Entry, SafeTensors, write};
+use serde_json::Value;
+use std::collections::BTreeMap;
 
 const VERIFY: [&str; 2] = ["verify", "run"];
 
@@ -79,4 +83,38 @@ fn what_a_killed_proof_leaves_is_removed() {
     folder.trained("run", &resume);
     assert!(!folder.has(left));
     says(&folder, &VERIFY, 0, "verified");
+}
+
+/// Rewrites the tensors of the model in the final folder.
+fn change_tensors(folder: &Folder, change: impl Fn(&str, &mut Dtype, &mut Vec<u8>) -> bool) {
+    let path = folder.path("run/final/model.safetensors");
+    let file = SafeTensors::open(&path).expect("tensors");
+    let mut tensors = Vec::new();
+    for tensor in file.tensors() {
+        let (mut dtype, mut bytes) = (tensor.dtype, tensor.bytes.to_vec());
+        if change(tensor.name, &mut dtype, &mut bytes) {
+            tensors.push((tensor.name.to_string(), dtype, tensor.shape.to_vec(), bytes));
+        }
+    }
+    drop(file);
+    let entry = |(name, dtype, shape, bytes)| Entry { name, dtype: *dtype, shape, bytes };
+    let entries: Vec<Entry> = tensors.iter().map(|(name, dtype, shape, bytes)| entry((name, dtype, shape, bytes))).collect();
+    write(&path, &BTreeMap::new(), &entries).expect("written");
+    refit(folder, |_| ());
+}
+
+/// A head of its own is trained, and a folder without it would be loaded with the table in its
+/// place.
+#[test]
+fn a_trained_head_is_not_left_out() {
+    let folder = Folder::new(Shape::TINY);
+    let mut config: Value = serde_json::from_str(&folder.text("model/config.json")).expect("JSON");
+    config["tie_word_embeddings"] = false.into();
+    let mut all = weights(folder.shape, 1);
+    all.push(("lm_head.weight".to_string(), all[0].1.clone(), all[0].2.clone()));
+    folder.put_model("model", &config, &all);
+    folder.trained("run", &[&STEPS[..], &["adapter.type=full"]].concat());
+    says(&folder, &VERIFY, 0, "verified");
+    change_tensors(&folder, |name, _, _| name != "lm_head.weight");
+    says(&folder, &VERIFY, 8, "`lm_head.weight`, but it is missing");
 }

@@ -18,8 +18,6 @@ use std::path::Path;
 const MOMENTS: [&str; 2] = ["moment1.", "moment2."];
 /// What trained tensors of a final folder may be rounded to.
 const ROUNDED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-/// A folder leaves it out if it is tied to the table.
-const HEAD: &str = "lm_head.weight";
 
 /// A chain, and the tensors that files hold in another layout.
 #[derive(Clone, Copy)]
@@ -78,7 +76,7 @@ impl Stored<'_> {
             None
         };
         for name in saved.iter().flat_map(TensorFiles::names) {
-            // A folder may leave out what another tensor holds, like a tied head.
+            // A tensor that is left out is named below.
             let Some((saved, last)) = saved.as_ref().and_then(|saved| saved.get(name).ok()).zip(last.get(name).ok())
             else {
                 continue;
@@ -100,7 +98,7 @@ impl Stored<'_> {
             self.check_names(report, last.path(), last.names(), &[""]);
             check_types(report, last.path(), last.files().iter().flat_map(SafeTensors::tensors), &ROUNDED);
         } else {
-            if let Some(name) = trained.clone().find(|name| *name != HEAD && !last.contains(name)) {
+            if let Some(name) = trained.clone().find(|name| !last.contains(name)) {
                 report.add_finding(last.path(), format!("{}, but it is missing", quoted(name)));
             }
             check_types(report, last.path(), trained.filter_map(|name| last.get(name).ok()), &ROUNDED);
