@@ -2,6 +2,7 @@
 //! and data if they are named. It only reads; nothing is computed again.
 
 use crate::Failure;
+use crate::model::located;
 use crate::stderr::tell;
 use isobit_proof::layout::{Holds, checkpoint_step};
 use isobit_proof::name::{counted, harmless};
@@ -174,9 +175,10 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
             let message = format!("{} is not a folder", model.display());
             return Err(Failure::usage(message, "name the folder of the base model"));
         }
-        verify::check_base(&mut report, &receipt, model)?;
+        let model = located(model);
+        verify::check_base(&mut report, &receipt, &model)?;
         match report.kind {
-            Kind::Run => verify::check_frozen(&mut report, &arguments.run, model)?,
+            Kind::Run => verify::check_frozen(&mut report, &arguments.run, &model)?,
             _ if Holds::by_config(&receipt.made.config) == Holds::Model => {
                 let what = "tensors that were not trained are not compared with the base: a final folder alone does \
                             not say which they are; verify the run folder";

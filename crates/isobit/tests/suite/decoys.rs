@@ -118,3 +118,12 @@ fn a_trained_head_is_not_left_out() {
     change_tensors(&folder, |name, _, _| name != "lm_head.weight");
     says(&folder, &VERIFY, 8, "`lm_head.weight`, but it is missing");
 }
+
+/// A run that trained a whole model stands for its final folder, for every command.
+#[test]
+fn a_run_is_named_as_the_base() {
+    let folder = ground(Some("type = \"full\""));
+    folder.trained("on", &["base_model=run", "max_steps=1"]);
+    says(&folder, &["verify", "on", "--model", "run/final"], 0, "verified");
+    says(&folder, &["verify", "on", "--model", "run"], 0, "verified");
+}
