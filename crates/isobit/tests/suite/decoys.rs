@@ -1,11 +1,12 @@
 //! Forged folders that look right: a file beside the weights that holds the true ones, weights that
 //! are left out or in another type, and receipts that were made older or unfinished.
 
-use crate::forgery::{ground, poke, refit, restore, says};
+use crate::forgery::{ground, poke, refit, remanifest, restore, says};
 use crate::model_folder::{Folder, Shape, weights};
 use crate::receipt::STEPS;
-use isobit_proof::Lock;
+use isobit_proof::receipt::Receipt;
 use isobit_proof::safetensors::{Dtype, Entry, SafeTensors, write};
+use isobit_proof::{Hash, Lock};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -126,4 +127,35 @@ fn a_run_is_named_as_the_base() {
     folder.trained("on", &["base_model=run", "max_steps=1"]);
     says(&folder, &["verify", "on", "--model", "run/final"], 0, "verified");
     says(&folder, &["verify", "on", "--model", "run"], 0, "verified");
+}
+
+/// The final folder of an unfinished run is of an earlier end of it, not of anything.
+#[test]
+fn an_unfinished_run_has_no_final_folder_of_another_one() {
+    let folder = ground(None);
+    let edits: [fn(&mut Receipt); 5] = [
+        |own| own.made.data[0].blake3 = Hash([0; 32]),
+        |own| own.made.tokenizer.clear(),
+        |own| own.made.base.tensors.clear(),
+        |own| own.made.rows = Some(7),
+        |own| own.made.best.as_mut().expect("evaluated").step = 1,
+    ];
+    let unfinish = |edit: fn(&mut Receipt)| {
+        restore(&folder);
+        let (run, last) = (folder.path("run"), folder.path("run/final"));
+        let [mut whole, mut own] = [&run, &last].map(|place| Receipt::read(place).expect("a receipt"));
+        (whole.made.finished, whole.result) = (false, None);
+        edit(&mut own);
+        for (receipt, place) in [(&mut whole, &run), (&mut own, &last)] {
+            receipt.digest = receipt.computed_digest();
+            receipt.write(place).expect("written");
+        }
+        remanifest(&last);
+    };
+    unfinish(|_| ());
+    says(&folder, &VERIFY, 0, "note: final/ comes from an earlier end of this unfinished run");
+    for edit in edits {
+        unfinish(edit);
+        says(&folder, &VERIFY, 8, "final/receipt.json: it is not the receipt of this run");
+    }
 }

@@ -15,7 +15,7 @@ use crate::layout::{
 };
 use crate::lock::Lock;
 use crate::name::{counted, quoted};
-use crate::receipt::{self, FolderRecord, Receipt};
+use crate::receipt::{self, Best, FolderRecord, Made, Receipt};
 use crate::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -103,11 +103,7 @@ impl Whole<'_> {
             }
             Some(_) => (),
         }
-        let best = chain.updates.iter().filter(|update| update.step <= made.updates);
-        let best =
-            best.filter_map(|update| update.evaluation.filter(|of| of.best).map(|of| (update.step, of))).next_back();
-        let recorded = made.best.as_ref().map(|best| (best.step, best.loss.clone()));
-        if recorded != best.map(|(step, evaluation)| (step, format!("{:016x}", evaluation.loss))) {
+        if made.best != best_until(chain, made.updates) {
             report.add_finding(&path, "its best evaluation is not that of the chain");
         }
         if let (Some(lines), Some(record)) = (self.lines, self.record())
@@ -267,6 +263,23 @@ impl Whole<'_> {
         Ok(())
     }
 
+    /// Whether a final folder can be of an earlier end of this run, made from the same; and whether
+    /// the chain goes that far.
+    fn earlier_end(&self, own: &Made, made: &Made) -> (bool, bool) {
+        // Receipts of version 1 do not say how many rows there are.
+        let start = |of: &Made| Made {
+            rows: own.rows.and(of.rows),
+            updates: 0,
+            link: Hash([0; 32]),
+            best: None,
+            finished: true,
+            ..of.clone()
+        };
+        let end = self.chain.and_then(|chain| Some((chain.link(own.updates)?, best_until(chain, own.updates))));
+        let is_end = end.as_ref().is_none_or(|(link, best)| (own.link, &own.best) == (*link, best));
+        (own.finished && is_end && start(own) == start(made), end.is_some())
+    }
+
     fn check_final(&self, report: &mut Report) -> Result<(), FileError> {
         let folder = self.folder.join(FINAL);
         if folder.symlink_metadata().is_err() {
@@ -284,12 +297,12 @@ impl Whole<'_> {
         let Some(receipt) = self.receipt else { return Ok(()) };
         if !receipt.made.finished {
             report.notes.push("final/ comes from an earlier end of this unfinished run".to_string());
-            let link = self.chain.and_then(|chain| chain.link(own.made.updates));
-            if own.made.identity != receipt.made.identity || link.is_some_and(|link| link != own.made.link) {
+            let (is_earlier, is_known) = self.earlier_end(&own.made, &receipt.made);
+            if !is_earlier {
                 report.add_finding(&path, "it is not the receipt of this run");
                 return Ok(());
             }
-            if link.is_none() {
+            if !is_known {
                 let what = "final/ is not compared: the chain does not have the last update of it yet";
                 report.notes.push(what.to_string());
                 return Ok(());
@@ -304,4 +317,11 @@ impl Whole<'_> {
         }
         Ok(())
     }
+}
+
+/// The best evaluation of the first updates.
+fn best_until(chain: &Chain, updates: u64) -> Option<Best> {
+    let evaluated = chain.updates.iter().take_while(|update| update.step <= updates);
+    let best = evaluated.filter_map(|update| Some((update.step, update.evaluation.filter(|of| of.best)?)));
+    best.last().map(|(step, of)| Best { step, loss: format!("{:016x}", of.loss) })
 }
