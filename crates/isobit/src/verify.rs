@@ -189,7 +189,8 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
     }
     if let Some(path) = &statement {
         let folder = if report.kind == Kind::Run { arguments.run.join(FINAL) } else { arguments.run.clone() };
-        let asked = Asked { key: signer.as_ref(), challenge: arguments.challenge.as_deref() };
+        let is_named = arguments.statement.is_some() || arguments.key.is_some() || arguments.challenge.is_some();
+        let asked = Asked { key: signer.as_ref(), challenge: arguments.challenge.as_deref(), is_named };
         statement::check(&mut report, path, &receipt, &folder, asked)?;
     }
     for file in &arguments.data {

@@ -159,3 +159,16 @@ fn an_unfinished_run_has_no_final_folder_of_another_one() {
         says(&folder, &VERIFY, 8, "final/receipt.json: it is not the receipt of this run");
     }
 }
+
+/// A run that goes on has another receipt than the one that was proved.
+#[test]
+fn a_statement_about_an_earlier_end_is_no_damage() {
+    let folder = ground(None);
+    folder.run(&["prove", "run", "-q"]).says(0, &[]);
+    folder.trained("run", &[&STEPS[..], &["--resume", "save_dtype=bfloat16"]].concat());
+    says(&folder, &VERIFY, 0, "note: statement.json is about an earlier end of the run: `isobit prove` makes a new one");
+    let named = ["verify", "run", "--statement", "run/statement.json"];
+    says(&folder, &named, 8, "statement.json: it is about another receipt");
+    folder.run(&["prove", "run", "-q"]).says(0, &[]);
+    says(&folder, &named, 0, "verified");
+}

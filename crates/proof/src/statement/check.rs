@@ -14,7 +14,7 @@ use crate::layout::checkpoint_step;
 use crate::name::{harmless, quoted};
 use crate::receipt::Receipt;
 use crate::verify::Report;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -25,6 +25,8 @@ pub struct Asked<'a> {
     pub key: Option<&'a PublicKey>,
     /// It answers this challenge.
     pub challenge: Option<&'a str>,
+    /// It was asked for, and does not just lie in the folder.
+    pub is_named: bool,
 }
 
 /// Checks a statement against the receipt of the run and the files of its final folder.
@@ -37,6 +39,11 @@ pub fn check(
 ) -> Result<(), FileError> {
     let Some(envelope) = report.damage_as_finding(path, Envelope::read(path))? else { return Ok(()) };
     report.files += 1;
+    if !asked.is_named && is_of_earlier_end(&envelope, receipt) {
+        let what = "statement.json is about an earlier end of the run: `isobit prove` makes a new one";
+        report.notes.push(what.to_string());
+        return Ok(());
+    }
     check_signature(report, path, &envelope, asked.key);
     let read = read_statement(&envelope, receipt);
     let read =
@@ -69,6 +76,18 @@ fn check_signature(report: &mut Report, path: &Path, envelope: &Envelope, key: O
         }
         None => report.notes.push("the statement is not signed".to_string()),
     }
+}
+
+/// Whether it is about this run, with another receipt: a run that goes on, or that writes its result
+/// in another type, gets one.
+fn is_of_earlier_end(envelope: &Envelope, receipt: &Receipt) -> bool {
+    let payload = envelope.payload();
+    let statement = payload.and_then(|payload| serde_json::from_slice::<UniqueValue>(&payload).ok());
+    let Some(UniqueValue(statement)) = statement else { return false };
+    let predicate = &statement["predicate"];
+    let identity = &predicate["buildDefinition"]["internalParameters"]["identity"];
+    let about = predicate["runDetails"]["metadata"]["invocationId"].as_str();
+    *identity == json!(receipt.made.identity) && about.is_some_and(|digest| digest != receipt.digest.to_string())
 }
 
 /// The statement of this version about this receipt.
