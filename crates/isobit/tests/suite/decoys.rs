@@ -172,3 +172,20 @@ fn a_statement_about_an_earlier_end_is_no_damage() {
     folder.run(&["prove", "run", "-q"]).says(0, &[]);
     says(&folder, &named, 0, "verified");
 }
+
+/// A receipt of the first version does not say how many rows there are.
+#[test]
+fn an_old_receipt_leaves_the_course_unchecked() {
+    let folder = ground(None);
+    for place in ["run", "run/final"] {
+        let mut receipt = Receipt::read(&folder.path(place)).expect("a receipt");
+        (receipt.segment, receipt.made.rows) = (None, None);
+        let mut value = serde_json::to_value(&receipt).expect("JSON");
+        value["schema"] = "isobit.receipt/1".into();
+        receipt = serde_json::from_value(value).expect("a receipt");
+        receipt.digest = receipt.computed_digest();
+        receipt.write(&folder.path(place)).expect("written");
+    }
+    remanifest(&folder.path("run/final"));
+    says(&folder, &VERIFY, 0, "the course of the run (its length, learning rates and evaluations) was not checked");
+}
