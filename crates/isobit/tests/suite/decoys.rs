@@ -4,6 +4,7 @@
 use crate::forgery::{ground, poke, refit, remanifest, restore, says};
 use crate::model_folder::{Folder, Shape, weights};
 use crate::receipt::STEPS;
+use isobit_numerics::cast::f32_to_f16;
 use isobit_proof::receipt::Receipt;
 use isobit_proof::safetensors::{Dtype, Entry, SafeTensors, write};
 use isobit_proof::{Hash, Lock};
@@ -188,4 +189,19 @@ fn an_old_receipt_leaves_the_course_unchecked() {
     }
     remanifest(&folder.path("run/final"));
     says(&folder, &VERIFY, 0, "the course of the run (its length, learning rates and evaluations) was not checked");
+}
+
+/// All trained tensors are rounded, or none.
+#[test]
+fn a_result_has_one_type() {
+    let folder = ground(Some("type = \"full\""));
+    change_tensors(&folder, |name, dtype, bytes| {
+        if name.contains("norm") {
+            *dtype = Dtype::F16;
+            let values = bytes.chunks(4).map(|four| f32::from_le_bytes(four.try_into().expect("four")));
+            *bytes = values.flat_map(|value| f32_to_f16(value).to_le_bytes()).collect();
+        }
+        true
+    });
+    says(&folder, &VERIFY, 8, "holds F16, but `");
 }

@@ -101,8 +101,9 @@ impl Stored<'_> {
             if let Some(name) = trained.clone().find(|name| !last.contains(name)) {
                 report.add_finding(last.path(), format!("{}, but it is missing", quoted(name)));
             }
-            check_types(report, last.path(), trained.filter_map(|name| last.get(name).ok()), &ROUNDED);
+            check_types(report, last.path(), trained.clone().filter_map(|name| last.get(name).ok()), &ROUNDED);
         }
+        check_one_type(report, last.path(), trained.filter_map(|name| last.get(name).ok()));
         let is_rounded = |name: &String| last.get(name).is_ok_and(|tensor| tensor.dtype != Dtype::F32);
         if saved.is_none() && self.chain.origin.tensors.iter().any(is_rounded) {
             let gone = checkpoint_name(step);
@@ -166,6 +167,15 @@ fn check_types<'a>(report: &mut Report, path: &Path, tensors: impl Iterator<Item
     for tensor in tensors.filter(|tensor| !types.contains(&tensor.dtype)).take(1) {
         let what = format!("{} holds {}, which a run does not write", quoted(tensor.name), tensor.dtype);
         report.add_finding(path, what);
+    }
+}
+
+/// That trained tensors are all of one type: `save_dtype` rounds all or none.
+fn check_one_type<'a>(report: &mut Report, path: &Path, mut tensors: impl Iterator<Item = Tensor<'a>>) {
+    let Some(first) = tensors.next() else { return };
+    if let Some(other) = tensors.find(|tensor| tensor.dtype != first.dtype) {
+        let [(name, dtype), (first, expected)] = [&other, &first].map(|tensor| (quoted(tensor.name), tensor.dtype));
+        report.add_finding(path, format!("{name} holds {dtype}, but {first} {expected}: a run writes one type"));
     }
 }
 
