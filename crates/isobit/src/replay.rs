@@ -222,7 +222,9 @@ impl How {
         run.base_model = model::located(self.model.as_ref().unwrap_or(&run.base_model));
         if !self.data.is_empty() {
             if self.data.len() != run.datasets.len() {
-                let message = format!("{} data files are named, the run has {}", self.data.len(), run.datasets.len());
+                let named = counted(self.data.len() as u64, "data file");
+                let verb = if self.data.len() == 1 { "is" } else { "are" };
+                let message = format!("{named} {verb} named, the run has {}", run.datasets.len());
                 return Err(Failure::usage(message, "name one for each, in the order of the config"));
             }
             run.datasets.clone_from(&self.data);

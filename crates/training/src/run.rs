@@ -4,7 +4,7 @@
 #![expect(clippy::float_arithmetic, reason = "sums of losses and of seconds")]
 
 use crate::audit::{self, Auditor};
-use crate::checkpoint::{self, Opened, Progress, RESOLVED, Start};
+use crate::checkpoint::{self, Latest, Opened, Progress, RESOLVED, Start, folder_of};
 use crate::config::{self, Adapter, Run};
 use crate::data::EpochOrder;
 use crate::data_record;
@@ -29,7 +29,7 @@ use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
 use isobit_models::TrainedTensor;
 use isobit_models::build::Settings;
 use isobit_proof::atomic::write_atomically;
-use isobit_proof::chain::{self, ChainFile};
+use isobit_proof::chain::{self, Chain, ChainFile};
 use isobit_proof::layout::TENSORBOARD;
 use isobit_proof::lock::Lock;
 use isobit_proof::{FileError, disk, receipt};
@@ -216,8 +216,25 @@ fn begin<E: Engine>(
 /// half written.
 fn examine(prepared: &Prepared, start: Start) -> Result<Option<u64>, RunError> {
     let output = &prepared.run.output_dir;
-    checkpoint::examine(output, &prepared.identity, start)
-        .map_err(|error| Lock::in_use(output).map_or_else(|| error.into(), RunError::from))
+    let from = checkpoint::examine(output, &prepared.identity, start)
+        .map_err(|error| Lock::in_use(output).map_or_else(|| error.into(), RunError::from))?;
+    check_not_ahead(output, start)?;
+    Ok(from)
+}
+
+/// A checkpoint that stayed when the run went back behind it has lost its part of the record.
+fn check_not_ahead(output: &Path, start: Start) -> Result<(), RunError> {
+    let (Start::From(step), Ok(Latest::At(latest))) = (start, checkpoint::latest(output)) else { return Ok(()) };
+    // A damaged chain is reported by what resumes it.
+    let Some(chain) = Chain::read(output).ok().filter(|_| latest < step) else { return Ok(()) };
+    let end = chain.updates.len() as u64;
+    if end >= step {
+        return Ok(());
+    }
+    Err(RunError::Refused {
+        what: format!("{} is later than the end of the run (update {end})", folder_of(output, step).display()),
+        hint: "`--resume` goes on from the latest checkpoint, and makes this one again",
+    })
 }
 
 /// Opens the checkpoint to resume from.

@@ -33,8 +33,11 @@ fn true_weights_beside_spoiled_ones_hide_nothing() {
         says(&folder, &replay, 1, &format!("the chain agrees, but {place} holds other"));
     }
     restore(&folder);
-    std::fs::copy(folder.path("run/final/model.safetensors"), folder.path("run/final/model-00001-of-00001.safetensors"))
-        .expect("copied");
+    std::fs::copy(
+        folder.path("run/final/model.safetensors"),
+        folder.path("run/final/model-00001-of-00001.safetensors"),
+    )
+    .expect("copied");
     refit(&folder, |_| ());
     says(&folder, &VERIFY, 8, "final/model-00001-of-00001.safetensors: it does not belong to the model");
 }
@@ -100,7 +103,8 @@ fn change_tensors(folder: &Folder, change: impl Fn(&str, &mut Dtype, &mut Vec<u8
     }
     drop(file);
     let entry = |(name, dtype, shape, bytes)| Entry { name, dtype: *dtype, shape, bytes };
-    let entries: Vec<Entry> = tensors.iter().map(|(name, dtype, shape, bytes)| entry((name, dtype, shape, bytes))).collect();
+    let entries: Vec<Entry> =
+        tensors.iter().map(|(name, dtype, shape, bytes)| entry((name, dtype, shape, bytes))).collect();
     write(&path, &BTreeMap::new(), &entries).expect("written");
     refit(folder, |_| ());
 }
@@ -167,7 +171,12 @@ fn a_statement_about_an_earlier_end_is_no_damage() {
     let folder = ground(None);
     folder.run(&["prove", "run", "-q"]).says(0, &[]);
     folder.trained("run", &[&STEPS[..], &["--resume", "save_dtype=bfloat16"]].concat());
-    says(&folder, &VERIFY, 0, "note: statement.json is about an earlier end of the run: `isobit prove` makes a new one");
+    says(
+        &folder,
+        &VERIFY,
+        0,
+        "note: statement.json is about an earlier end of the run: `isobit prove` makes a new one",
+    );
     let named = ["verify", "run", "--statement", "run/statement.json"];
     says(&folder, &named, 8, "statement.json: it is about another receipt");
     folder.run(&["prove", "run", "-q"]).says(0, &[]);
@@ -204,4 +213,21 @@ fn a_result_has_one_type() {
         true
     });
     says(&folder, &VERIFY, 8, "holds F16, but `");
+}
+
+/// Going back drops the record of what came later, though its checkpoints stay.
+#[test]
+fn a_checkpoint_behind_which_the_run_went_back_is_no_start() {
+    let folder = ground(None);
+    // As after a kill: the run went back to update 2, and no further.
+    let cut = |name: &str, keep: usize| {
+        let text = folder.text(&format!("run/{name}"));
+        folder.put(&format!("run/{name}"), text.split_inclusive('\n').take(keep).collect::<String>());
+    };
+    cut("chain.jsonl", 3);
+    cut("metrics.jsonl", 0);
+    let pointer = folder.text("run/latest.json").replace("checkpoint-6", "checkpoint-2").replace(": 6", ": 2");
+    folder.put("run/latest.json", pointer);
+    let ran = folder.train("run", &[&STEPS[..], &["--resume-from=checkpoint-4"]].concat());
+    ran.says(2, &["checkpoint-4 is later than the end of the run (update 2)", "hint: `--resume` goes on from"]);
 }
