@@ -26,6 +26,10 @@ def parsed(data):
 def written(value, **form):
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), **form).encode()
 named = lambda name, **digest: {"name": name, "digest": digest}
+PRIME, ORDER_8 = 2**255 - 19, 0x05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826
+def is_small(point):  # Whether a point of Ed25519 is one of 8 that sign anything.
+    height = (int.from_bytes(point, "little") & 2**255 - 1) % PRIME
+    return height in (0, 1, PRIME - 1, ORDER_8, PRIME - ORDER_8)
 def first_difference(found, wanted, place=""):
     if type(found) is type(wanted) is list and len(found) == len(wanted):
         found, wanted = dict(enumerate(found)), dict(enumerate(wanted))
@@ -40,7 +44,9 @@ parser.add_argument("--challenge", type=str.lower)
 asked = parser.parse_args()
 
 # The envelope, and its signature: of several, one by the given key is enough.
-envelope = parsed(asked.statement.read_bytes())
+with open(asked.statement, "rb") as file: text = file.read((32 << 20) + 1)
+need(len(text) <= 32 << 20, "the statement has more than 32 MiB")
+envelope = parsed(text)
 payload, signatures = decoded(envelope["payload"]), envelope["signatures"]
 need(set(envelope) == {"payload", "payloadType", "signatures"} and len(signatures) <= 100
      and (envelope["payloadType"], type(signatures)) == (PAYLOAD_TYPE, list), "not an envelope")
@@ -55,12 +61,15 @@ if asked.key:
     key = serialization.load_pem_public_key(asked.key.read_bytes())
     is_p256 = isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
     need(is_p256 or isinstance(key, ed25519.Ed25519PublicKey), "the key is not Ed25519 or P-256")
+    need(is_p256 or not is_small(key.public_bytes_raw()), "the key is of small order")
     how = [ec.ECDSA(hashes.SHA256())] if is_p256 else []
     message = b"DSSEv1 %d %s %d %s" % (
         len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
     def accepts(signature):
         with contextlib.suppress(Exception):
-            return key.verify(decoded(signature["sig"]), message, *how) is None
+            signature = decoded(signature["sig"])
+            need(is_p256 or not is_small(signature[:32]), "its first half is of small order")
+            return key.verify(signature, message, *how) is None
     need(any(map(accepts, signatures)), "no signature was made with the given key")
 
 # The receipt, and the files of the folder.

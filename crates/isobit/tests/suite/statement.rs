@@ -172,6 +172,7 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
         statement.to_string()
     };
     let zero = || Value::from("0".repeat(64));
+    let one_third = Value::from(0.333_333_333_333_4);
     let chain = |digest: &str| json!({ "name": "chain", "digest": { "blake3": digest } });
     vec![
         (good.clone(), true, "the same payload"),
@@ -186,6 +187,7 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
         (replayed(false), false, "nothing was replayed"),
         (replayed(true), false, "all was replayed, with the numbers of one segment"),
         (put(&format!("{again}/probability_of_detection/if_one_segment_is_wrong"), 1.0.into()), false, "certainty"),
+        (put(&format!("{again}/probability_of_detection/if_one_segment_is_wrong"), one_third), false, "another digit"),
         (put(&format!("{again}/challenge/chosen_by"), "the pope\n\u{1b}[31m".into()), false, "who chose"),
         (put(&format!("{again}/challenge/hex"), "c0ffef".into()), false, "another challenge"),
         (put(&format!("{again}/segments/2/starts_after"), 5.into()), false, "a start after the first update"),
@@ -309,7 +311,34 @@ fn hostile_envelopes_are_refused() {
             both(public, &folder.text("signed.json"), accepted, what);
         }
         both(public, "{", false, "no JSON");
+        both(public, &format!("{text}{}", " ".repeat(32 << 20)), false, "an envelope of more than 32 MiB");
         both(public, &text, true, "as it was written");
+    }
+}
+
+/// A key of small order, for which one signature is of every message, and a signature that begins
+/// with such a point.
+#[test]
+fn points_of_small_order_sign_nothing() {
+    let folder = trained(None);
+    let check = Checkers::new("statement::points_of_small_order_sign_nothing", &folder);
+    folder.put("key.pem", KEY);
+    folder.put("public.pem", PUBLIC);
+    let weak = "MCowBQYDK2VwAyEAAQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    folder.put("weak.pem", format!("-----BEGIN PUBLIC KEY-----\n{weak}\n-----END PUBLIC KEY-----\n"));
+    folder.run(&["prove", "run", "-q", "--segments", "1", "--key", "key.pem"]).says(0, &[]);
+    let mut envelope: Value = serde_json::from_str(&folder.text("run/statement.json")).expect("JSON");
+    envelope["signatures"][0]["sig"] =
+        "AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA==".into();
+    folder.put("run/statement.json", envelope.to_string());
+    assert!(check.accept("public.pem").iter().all(|accepts| !accepts));
+    folder.run(&["verify", "run", "--key", "weak.pem"]).says(2, &["weak.pem: it is not an Ed25519"]);
+    if check.python {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/verify_statement.py");
+        let arguments = ["run/statement.json", "run/final", "--key", "weak.pem"];
+        let output = Command::new("python3").arg(script).args(arguments).current_dir(folder.path("")).output();
+        let said = String::from_utf8_lossy(&output.expect("it runs").stderr).into_owned();
+        assert!(said.contains("the key is of small order"), "{said}");
     }
 }
 
