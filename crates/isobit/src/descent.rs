@@ -357,8 +357,8 @@ impl Descent {
             ([false, true], _) => format!("the record has the bits of {second}"),
             ([false, false], true) => "neither gives the recorded update".to_string(),
             ([false, false], false) => {
-                "this machine agrees with itself: the record was made by something that computes otherwise, or \
-                 changed afterwards"
+                "both devices agree: the machine that made the record computes differently, or the record was \
+                 changed later"
                     .to_string()
             }
         }

@@ -9,6 +9,7 @@ use crate::verify::{self, challenge, key};
 use isobit_proof::layout::DATA;
 use isobit_proof::receipt::Receipt;
 use isobit_proof::statement::{self, Challenge, Envelope, PrivateKey, Reexecution, Segment, Subjects};
+use isobit_proof::verify::Kind;
 use isobit_training::checkpoint::{self, FINAL};
 use isobit_training::data_record;
 use isobit_training::prepare::RunError;
@@ -58,19 +59,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         explained = differing_inputs(&subject.prepared, &receipt, subject.threads)?;
     }
     if !explained.is_empty() {
-        let object = object(&receipt, &explained, None);
+        let object = object(&receipt, &explained);
         return differs(arguments, &object, &explained);
     }
     let done = match reexecuted(arguments, &subject, &receipt)? {
         Ok(done) => done,
         Err((found, steps)) => {
-            let object = object(&receipt, &[], Some(&replay::difference_object(&found)));
-            return differs(arguments, &object, &replay::text(&found, &steps));
+            let mut object = object(&receipt, &[]);
+            object["ok"] = false.into();
+            replay::add_found(&mut object, &found);
+            print(arguments, &object, &replay::text(&found, &steps))?;
+            return replay::ending(&found);
         }
     };
     if let Some(what) = other_result(&subject, &receipt, &subjects, &output)? {
         let lines = [what];
-        return differs(arguments, &object(&receipt, &lines, None), &lines);
+        return differs(arguments, &object(&receipt, &lines), &lines);
     }
     let payload = statement::statement(&receipt, &subjects, &done);
     let path = output.write(&Envelope::new(&payload, key.as_ref()))?;
@@ -85,7 +89,7 @@ fn verified(run: &Path) -> Result<Receipt, Failure> {
         let hint = "`isobit verify` lists everything that is not as recorded".to_string();
         return Err(Failure { code: 8, message, hint: Some(hint) });
     }
-    let Some(receipt) = report.receipt.filter(|receipt| receipt.made.finished && report.kind == "run") else {
+    let Some(receipt) = report.receipt.filter(|receipt| receipt.made.finished && report.kind == Kind::Run) else {
         let message = format!("{} holds no finished run with a receipt", run.display());
         return Err(Failure::usage(message, "name the folder of a finished run; `train --resume` finishes one"));
     };
@@ -202,14 +206,16 @@ fn text(done: &Reexecution, path: &Path, key: Option<&PrivateKey>) -> Vec<String
 }
 
 /// What every answer has: `ok`, and what differs from the record if it is false.
-fn object(receipt: &Receipt, inputs: &[String], difference: Option<&Value>) -> Value {
-    json!({ "schema": "isobit.prove/1", "ok": inputs.is_empty() && difference.is_none(),
-        "receipt": receipt.digest, "updates": receipt.made.updates, "inputs": inputs, "difference": difference })
+fn object(receipt: &Receipt, inputs: &[String]) -> Value {
+    let mut object = json!({ "schema": "isobit.prove/1", "ok": inputs.is_empty(), "receipt": receipt.digest,
+        "updates": receipt.made.updates, "inputs": inputs });
+    replay::add_found(&mut object, &Replayed::default());
+    object
 }
 
 fn proved_object(receipt: &Receipt, done: &Reexecution, path: &Path) -> Value {
     let Reexecution { segments, replayed, .. } = done;
-    let mut object = object(receipt, &[], None);
+    let mut object = object(receipt, &[]);
     object["statement"] = path.display().to_string().into();
     object["segments"] = segments.len().into();
     object["replayed"] = replayed.iter().map(|at| json!([segments[*at].first, segments[*at].last])).collect();

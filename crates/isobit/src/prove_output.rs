@@ -4,7 +4,8 @@
 use crate::Failure;
 use crate::output_path::{check_parent, is_foreign_in};
 use isobit_proof::FileError;
-use isobit_proof::atomic::AtomicFile;
+use isobit_proof::atomic::{AtomicFile, create_partial_folder};
+use isobit_proof::lock::Lock;
 use isobit_proof::statement::{self, Envelope};
 use std::path::{Path, PathBuf};
 
@@ -49,38 +50,44 @@ impl Output {
     pub(crate) fn temporary(&self) -> Result<Temporary, Failure> {
         let beside = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).map(Path::to_path_buf);
         let place = if self.is_file { beside.unwrap_or_else(|| PathBuf::from(".")) } else { std::env::temp_dir() };
-        let path = place.join(format!(".isobit-{}.partial", std::process::id()));
-        std::fs::create_dir(&path).map_err(|error| FileError::from_io("write", &path, error))?;
-        Ok(Temporary(path))
+        let path = create_partial_folder(&place)?;
+        let lock = Lock::acquire(&path);
+        // Dropped, and with it the folder, if it cannot be locked.
+        let mut temporary = Temporary { path, lock: None };
+        temporary.lock = Some(lock?);
+        Ok(temporary)
     }
 
     /// Writes the statement; returns where it is.
     pub(crate) fn write(self, envelope: &Envelope) -> Result<PathBuf, Failure> {
-        let text = envelope.to_text();
         if self.is_file {
-            let mut file = AtomicFile::create(&self.path.canonicalize().unwrap_or_else(|_| self.path.clone()))?;
-            file.write(text.as_bytes())?;
-            file.commit()?;
+            envelope.write(&self.path.canonicalize().unwrap_or_else(|_| self.path.clone()))?;
         } else {
             let write = std::fs::OpenOptions::new().write(true).open(&self.path);
-            let write = write.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+            let write = write.and_then(|mut file| std::io::Write::write_all(&mut file, envelope.to_text().as_bytes()));
             write.map_err(|error| FileError::from_io("write", &self.path, error))?;
         }
         Ok(self.path)
     }
 }
 
-/// A folder that exists as long as this does.
-pub(crate) struct Temporary(PathBuf);
+/// A folder that exists as long as this does. Its lock tells a run that resumes beside it that it is
+/// not the leftover of a proof that was killed.
+pub(crate) struct Temporary {
+    path: PathBuf,
+    lock: Option<Lock>,
+}
 
 impl Temporary {
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        // Before its file is removed.
+        self.lock = None;
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }

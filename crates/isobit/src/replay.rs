@@ -11,16 +11,17 @@ use crate::stderr::{config_failure, tell};
 use crate::train::Devices;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
-use isobit_proof::chain::{self, Chain};
+use isobit_proof::chain::{self, Chain, Item};
+use isobit_proof::layout::METRICS;
 use isobit_proof::name::counted;
 use isobit_proof::receipt::Receipt;
 use isobit_training::checkpoint::RESOLVED;
 use isobit_training::config::{self, Adapter, EvalRows, Run};
 use isobit_training::prepare::{Prepared, RunError, prepare};
-use isobit_training::replay::{self, Difference, Element, Event, FoundIn, Rebuilt, Replayed};
+use isobit_training::replay::{self, Difference, Element, Event, FoundIn, Number, Rebuilt, Replayed};
 use isobit_training::stages::{Divided, Stages};
 use isobit_training::trainer::{Placement, Trainer};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::Write;
 use std::ops::RangeInclusive;
@@ -112,8 +113,8 @@ impl Subject {
     /// differences.
     pub(crate) fn open(folder: &Path, how: &How) -> Result<(Self, Vec<String>), Failure> {
         if !folder.join(chain::NAME).exists() {
-            let message = format!("{} is no run folder: it has no {}", folder.display(), chain::NAME);
-            return Err(Failure::usage(message, "name the folder that `train` wrote, where metrics.jsonl is"));
+            let (message, hint) = without_chain(folder);
+            return Err(Failure::usage(message, hint));
         }
         let chain = Chain::read(folder)?;
         let receipt = isobit_proof::regular::if_there(Receipt::read(folder))?;
@@ -221,7 +222,9 @@ impl How {
         run.base_model = model::located(self.model.as_ref().unwrap_or(&run.base_model));
         if !self.data.is_empty() {
             if self.data.len() != run.datasets.len() {
-                let message = format!("{} data files are named, the run has {}", self.data.len(), run.datasets.len());
+                let named = counted(self.data.len() as u64, "data file");
+                let verb = if self.data.len() == 1 { "is" } else { "are" };
+                let message = format!("{named} {verb} named, the run has {}", run.datasets.len());
                 return Err(Failure::usage(message, "name one for each, in the order of the config"));
             }
             run.datasets.clone_from(&self.data);
@@ -243,6 +246,18 @@ impl How {
         check_there(&mut run)?;
         Ok((run, base))
     }
+}
+
+/// A folder that cannot be replayed: what it is, and what to do. A run that went on from a version
+/// without receipts leaves none.
+fn without_chain(folder: &Path) -> (String, &'static str) {
+    let shown = folder.display();
+    if folder.join(METRICS).exists() {
+        let message = format!("{shown} has no {}: it holds a run that left no receipt", chain::NAME);
+        return (message, "start the run again in another `output_dir`; `train --fixed` insists on a receipt");
+    }
+    let message = format!("{shown} holds no run: it has neither {} nor {METRICS}", chain::NAME);
+    (message, "name the folder that `train` wrote, where metrics.jsonl is")
 }
 
 /// Where the adapter is that a run starts from.
@@ -330,12 +345,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         lines.iter().try_for_each(|line| writeln!(out, "{line}"))
     };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
-    let found = looked.is_some_and(|looked| looked.found());
-    match (replayed.agrees() && !found, replayed.first_difference().is_none() && !found) {
-        (true, _) => Ok(()),
-        // A checkpoint that cannot be read is damage, not a difference.
-        (false, true) => Err(Failure::printed(8)),
-        (false, false) => Err(Failure::difference()),
+    match looked.filter(Looked::found) {
+        Some(_) => Err(Failure::difference()),
+        None => ending(&replayed),
+    }
+}
+
+/// How a command ends that has printed a replay. A checkpoint that cannot be read is damage, not a
+/// difference.
+pub(crate) fn ending(replayed: &Replayed) -> Result<(), Failure> {
+    match replayed.first_difference() {
+        Some(_) => Err(Failure::difference()),
+        None if replayed.agrees() => Ok(()),
+        None => Err(Failure::printed(8)),
     }
 }
 
@@ -410,22 +432,22 @@ pub(crate) fn text(replayed: &Replayed, steps: &RangeInclusive<u64>) -> Vec<Stri
         lines.push(describe(difference));
         lines.extend(difference.element.as_ref().map(describe_element));
     }
+    let unread = replayed.unread.iter().map(|(step, why)| format!("checkpoint-{step} was not compared: {why}"));
+    lines.extend(unread);
     let Some(difference) = &replayed.difference else {
         let checkpoints = match replayed.checkpoints.len() {
             0 => String::new(),
-            1 => ", and 1 checkpoint".to_string(),
-            count => format!(", and {count} checkpoints"),
+            1 => ", and so does 1 checkpoint".to_string(),
+            count => format!(", and so do {count} checkpoints"),
         };
-        let unread = replayed.unread.iter().map(|(step, why)| format!("checkpoint-{step} was not compared: {why}"));
         let whom = if replayed.altered.is_empty() { "record" } else { "chain" };
-        let line = format!("{} with the {whom}, from {from}{checkpoints}", agree(replayed.from + 1, *steps.end()));
-        lines.push(line);
-        lines.extend(unread);
+        let agreeing = agree(replayed.from + 1, *steps.end());
+        lines.push(format!("replayed from {from}: {agreeing} with the {whom}{checkpoints}"));
         return lines;
     };
     if replayed.agreeing > 0 {
         let last = replayed.from + replayed.agreeing;
-        lines.push(format!("{}, from {from}", agree(replayed.from + 1, last)));
+        lines.push(format!("replayed from {from}: {}", agree(replayed.from + 1, last)));
     }
     if difference.step < *steps.end() {
         lines.push(format!("not replayed: {}", updates(difference.step + 1, *steps.end())));
@@ -454,9 +476,10 @@ fn describe(difference: &Difference) -> String {
             return format!("update {step}: the chain agrees, but {folder} holds other numbers");
         }
     };
+    let name = if is_norm(difference) { "norm of the gradient" } else { item.name() };
     let mut line = match step {
-        0 => format!("before the first update: {} differ", item.name()),
-        _ => format!("update {step}: {} differ{}", item.name(), if item.is_plural() { "" } else { "s" }),
+        0 => format!("before the first update: {name} differ{}", if item.is_plural() { "" } else { "s" }),
+        _ => format!("update {step}: {name} differ{}", if item.is_plural() { "" } else { "s" }),
     };
     match &tensors[..] {
         [] => (),
@@ -464,13 +487,14 @@ fn describe(difference: &Difference) -> String {
         [first, .., last] => _ = write!(line, " in a tensor from {first} to {last}"),
     }
     if let Some([recorded, replayed]) = numbers {
-        let [recorded_bits, replayed_bits] = [recorded, replayed].map(|value| value.to_bits());
-        _ = write!(
-            line,
-            ": {recorded:?} ({recorded_bits:016x}) recorded, {replayed:?} ({replayed_bits:016x}) replayed"
-        );
+        _ = write!(line, ": {recorded} recorded, {replayed} replayed");
     }
     line
+}
+
+/// Whether the norm is the number that differs: of the gradient itself no tensor is named.
+fn is_norm(difference: &Difference) -> bool {
+    difference.numbers.is_some() && matches!(difference.found_in, FoundIn::Chain(Item::Gradient(_)))
 }
 
 fn describe_element(element: &Element) -> String {
@@ -483,30 +507,110 @@ fn describe_element(element: &Element) -> String {
     )
 }
 
-/// What differs first; null if nothing does.
-pub(crate) fn difference_object(replayed: &Replayed) -> serde_json::Value {
-    let element = |element: &Element| {
-        json!({ "folder": element.folder, "kind": element.kind, "tensor": element.tensor,
-            "place": coordinates(element.index as u64, &element.shape),
-            "recorded": element.recorded, "recorded_bits": format!("{:08x}", element.recorded.to_bits()),
-            "replayed": element.replayed, "replayed_bits": format!("{:08x}", element.replayed.to_bits()) })
-    };
-    let difference = |difference: &Difference| {
-        let item = match difference.found_in {
-            FoundIn::Chain(item) | FoundIn::Start(item) => item.name(),
-            FoundIn::Folder => "folder",
-        };
-        json!({ "step": difference.step, "item": item, "tensors": difference.tensors,
-            "element": difference.element.as_ref().map(element) })
-    };
-    replayed.first_difference().map(difference).into()
+/// What a replay found: what differs first (null if nothing does), everything that differs, and the
+/// checkpoints that could not be read.
+pub(crate) fn add_found(object: &mut Value, replayed: &Replayed) {
+    let all: Vec<Value> = replayed.altered.iter().chain(&replayed.difference).map(difference_object).collect();
+    let unread = replayed.unread.iter().map(|(step, why)| json!({ "step": step, "why": why }));
+    object["unread"] = unread.collect();
+    object["difference"] = all.first().cloned().into();
+    object["differences"] = all.into();
 }
 
-fn object(arguments: &Arguments, replayed: &Replayed, explained: &[String]) -> serde_json::Value {
-    json!({ "schema": "isobit.replay/1", "run": arguments.run.display().to_string(),
+fn difference_object(difference: &Difference) -> Value {
+    let (found_in, item) = match difference.found_in {
+        FoundIn::Chain(item) => ("chain", item.name()),
+        FoundIn::Start(item) => ("start", item.name()),
+        FoundIn::Folder => ("folder", "folder"),
+    };
+    let item = if is_norm(difference) { "norm" } else { item };
+    json!({ "step": difference.step, "found_in": found_in, "item": item, "tensors": difference.tensors,
+        "numbers": difference.numbers.map(numbers_object),
+        "element": difference.element.as_ref().map(element_object) })
+}
+
+fn numbers_object([recorded, replayed]: [Number; 2]) -> Value {
+    let value = |number: Number| match number {
+        Number::F32(value) => json!(value),
+        Number::F64(value) => json!(value),
+    };
+    json!({ "recorded": value(recorded), "recorded_bits": recorded.bits(),
+        "replayed": value(replayed), "replayed_bits": replayed.bits() })
+}
+
+fn element_object(element: &Element) -> Value {
+    let mut object = numbers_object([element.recorded, element.replayed].map(Number::F32));
+    object["folder"] = element.folder.as_str().into();
+    object["kind"] = element.kind.into();
+    object["tensor"] = element.tensor.as_str().into();
+    object["place"] = json!(coordinates(element.index as u64, &element.shape));
+    object
+}
+
+fn object(arguments: &Arguments, replayed: &Replayed, explained: &[String]) -> Value {
+    let mut object = json!({ "schema": "isobit.replay/1", "run": arguments.run.display().to_string(),
         "steps": [arguments.steps.start(), arguments.steps.end()], "from": replayed.from,
         "agreeing": replayed.agreeing, "checkpoints": replayed.checkpoints,
-        "unread": replayed.unread.iter().map(|(step, _)| step).collect::<Vec<_>>(),
-        "ok": replayed.agrees() && explained.is_empty(),
-        "inputs": explained, "difference": difference_object(replayed) })
+        "ok": replayed.agrees() && explained.is_empty(), "inputs": explained });
+    add_found(&mut object, replayed);
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(found_in: FoundIn, numbers: Option<[Number; 2]>) -> Difference {
+        Difference { step: 4, found_in, tensors: Vec::new(), numbers, element: None }
+    }
+
+    #[test]
+    fn a_norm_is_shown_with_the_bits_that_are_recorded() {
+        let numbers = Some([1.5_f32, 1.25].map(Number::F32));
+        let norm = of(FoundIn::Chain(Item::Gradient(None)), numbers);
+        let line = "update 4: norm of the gradient differs: 1.5 (0x3fc00000) recorded, 1.25 (0x3fa00000) replayed";
+        assert_eq!(describe(&norm), line);
+        let loss = of(FoundIn::Chain(Item::Loss), Some([1.5, 1.25].map(Number::F64)));
+        let line = "update 4: loss differs: 1.5 (0x3ff8000000000000) recorded, 1.25 (0x3ff4000000000000) replayed";
+        assert_eq!(describe(&loss), line);
+    }
+
+    /// The object says what the text says.
+    #[test]
+    fn the_object_has_every_difference_and_what_was_not_read() {
+        let element = Element {
+            folder: "checkpoint-2".to_string(),
+            kind: "weights",
+            tensor: "a".to_string(),
+            shape: vec![2, 3],
+            index: 4,
+            recorded: 1.5,
+            replayed: 1.25,
+        };
+        let folder = Difference { step: 2, element: Some(element), ..of(FoundIn::Folder, None) };
+        let norm = of(FoundIn::Chain(Item::Gradient(None)), Some([1.5_f32, 1.25].map(Number::F32)));
+        let unread = vec![(3, "checkpoint-3: it is gone".to_string())];
+        let replayed = Replayed { altered: vec![folder], unread, difference: Some(norm), ..Replayed::default() };
+        let mut object = json!({});
+        add_found(&mut object, &replayed);
+        assert_eq!(object["unread"], json!([{ "step": 3, "why": "checkpoint-3: it is gone" }]));
+        let [first, second] = &object["differences"].as_array().expect("a list")[..] else { panic!("{object}") };
+        assert_eq!((first, &first["found_in"]), (&object["difference"], &"folder".into()));
+        assert_eq!(
+            (&first["element"]["place"], &first["element"]["recorded_bits"]),
+            (&json!([1, 1]), &"3fc00000".into())
+        );
+        assert_eq!((&second["found_in"], &second["item"]), (&"chain".into(), &"norm".into()));
+        assert_eq!(second["numbers"]["replayed_bits"], "3fa00000");
+        assert_eq!(text(&replayed, &(1..=4)).len(), 4);
+    }
+
+    /// A checkpoint that cannot be read is damage, for `prove` as for `replay`.
+    #[test]
+    fn what_cannot_be_read_is_no_difference() {
+        let code = |replayed: &Replayed| ending(replayed).map_or_else(|failure| failure.code, |()| 0);
+        let unread = Replayed { unread: vec![(3, String::new())], ..Replayed::default() };
+        let differing = Replayed { difference: Some(of(FoundIn::Folder, None)), ..unread.clone() };
+        assert_eq!([&Replayed::default(), &unread, &differing].map(code), [0, 8, 1]);
+    }
 }

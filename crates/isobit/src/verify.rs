@@ -2,10 +2,12 @@
 //! and data if they are named. It only reads; nothing is computed again.
 
 use crate::Failure;
-use isobit_proof::layout::checkpoint_step;
+use crate::model::located;
+use crate::stderr::tell;
+use isobit_proof::layout::{Holds, checkpoint_step};
 use isobit_proof::name::{counted, harmless};
 use isobit_proof::statement::{self, Asked, Challenge, PublicKey, Reexecution};
-use isobit_proof::verify::{self, Finding, Report};
+use isobit_proof::verify::{self, Finding, Kind, Report};
 use isobit_proof::{FileError, Lock, receipt};
 use isobit_training::checkpoint::{FINAL, RESOLVED};
 use isobit_training::config::Adapter;
@@ -61,10 +63,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let printed = if arguments.json { print_json(&mut out, arguments, &report) } else { print_text(&mut out, &report) };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
-    match report.findings.len() {
-        0 => Ok(()),
-        _ => Err(Failure::printed(8)),
+    if report.findings.is_empty() {
+        return Ok(());
     }
+    if let Some(hint) = way_out(arguments, &report).filter(|_| !arguments.json) {
+        tell(&format!("hint: {hint}"));
+    }
+    Err(Failure::printed(8))
+}
+
+/// What to do about damaged files of the folder; nothing about other models, data and statements.
+fn way_out(arguments: &Arguments, report: &Report) -> Option<&'static str> {
+    let is_own = |Finding { path, .. }: &Finding| path.starts_with(&arguments.run) && !path.ends_with(statement::NAME);
+    report.findings.iter().find(|finding| is_own(finding))?;
+    Some(match report.kind {
+        Kind::Run => {
+            "put the files back from a copy; or `train --resume` writes final/ and the receipt again, and \
+             `--resume-from checkpoint-N` goes back to a checkpoint that is intact"
+        }
+        Kind::Final | Kind::Folder => "copy the folder again from where it was made",
+    })
 }
 
 /// A challenge, as it was typed.
@@ -93,7 +111,7 @@ pub(crate) fn folder(path: &Path) -> Result<Report, Failure> {
         return Err(Failure::usage(message, "a run prunes its checkpoints; name one that stays"));
     }
     let mut report = report?;
-    if report.kind == "run" {
+    if report.kind == Kind::Run {
         if has_saved_nothing(path) {
             let message = format!("{} has saved nothing yet: no checkpoint and no receipt", path.display());
             return Err(Failure::usage(message, "start the run again, and verify it after it has saved"));
@@ -157,14 +175,22 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
             let message = format!("{} is not a folder", model.display());
             return Err(Failure::usage(message, "name the folder of the base model"));
         }
-        verify::check_base(&mut report, &receipt, model)?;
-        if report.kind == "run" {
-            verify::check_frozen(&mut report, &arguments.run, model)?;
+        let model = located(model);
+        verify::check_base(&mut report, &receipt, &model)?;
+        match report.kind {
+            Kind::Run => verify::check_frozen(&mut report, &arguments.run, &model)?,
+            _ if Holds::by_config(&receipt.made.config) == Holds::Model => {
+                let what = "tensors that were not trained are not compared with the base: a final folder alone does \
+                            not say which they are; verify the run folder";
+                report.notes.push(what.to_string());
+            }
+            _ => (),
         }
     }
     if let Some(path) = &statement {
-        let folder = if report.kind == "run" { arguments.run.join(FINAL) } else { arguments.run.clone() };
-        let asked = Asked { key: signer.as_ref(), challenge: arguments.challenge.as_deref() };
+        let folder = if report.kind == Kind::Run { arguments.run.join(FINAL) } else { arguments.run.clone() };
+        let is_named = arguments.statement.is_some() || arguments.key.is_some() || arguments.challenge.is_some();
+        let asked = Asked { key: signer.as_ref(), challenge: arguments.challenge.as_deref(), is_named };
         statement::check(&mut report, path, &receipt, &folder, asked)?;
     }
     for file in &arguments.data {
@@ -177,7 +203,7 @@ fn checked(arguments: &Arguments) -> Result<Report, Failure> {
 fn check_identity(report: &mut Report, path: &Path, run: &config::Run, identity: &BTreeMap<String, String>) {
     if identity.get("numerics").is_none_or(|version| version != isobit_numerics::VERSION) {
         let what = format!(
-            "the run is of another numerics version than `{}`, which is replayed here",
+            "the run has another numerics version than this program (`{}`), which cannot replay it",
             isobit_numerics::VERSION
         );
         report.notes.push(what);
@@ -185,9 +211,9 @@ fn check_identity(report: &mut Report, path: &Path, run: &config::Run, identity:
     let starts = matches!(&run.adapter, Adapter::Lora(lora) if lora.resume_from.is_some());
     if starts != identity.contains_key("start") {
         let what = if starts {
-            "it names a starting adapter, the receipt none"
+            "it names a starting adapter, but the receipt has none"
         } else {
-            "it names no starting adapter, the receipt one"
+            "it names no starting adapter, but the receipt has one"
         };
         report.findings.push(Finding { path: path.to_path_buf(), what: what.to_string() });
     }
@@ -238,7 +264,7 @@ fn print_text(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
         writeln!(out, "the statement says: {}", done.described())?;
     }
     let mut words = vec![counted(report.files as u64, "file")];
-    if report.kind == "run" {
+    if report.kind == Kind::Run {
         words.push(counted(report.updates, "update"));
         words.push(counted(report.checkpoints as u64, "checkpoint"));
     }
@@ -258,7 +284,7 @@ fn print_json(out: &mut impl Write, arguments: &Arguments, report: &Report) -> s
     let finding = |Finding { path, what }: &Finding| json!({ "file": path.display().to_string(), "what": what });
     let receipt = report.receipt.as_ref();
     let object = json!({
-        "schema": "isobit.verify/1", "folder": arguments.run.display().to_string(), "kind": report.kind,
+        "schema": "isobit.verify/1", "folder": arguments.run.display().to_string(), "kind": report.kind.name(),
         "ok": report.findings.is_empty(), "files": report.files, "updates": report.updates,
         "checkpoints": report.checkpoints, "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
         "notes": report.notes, "receipt": receipt.map(|receipt| receipt.digest),

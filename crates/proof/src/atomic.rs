@@ -2,7 +2,8 @@
 //! renamed, then the folder is synced.
 //!
 //! A crash leaves at most a file named `.isobit-PROCESS-NUMBER.partial`, which nothing ever reads;
-//! `remove_partials` deletes them.
+//! `remove_partials` deletes them. `prove` writes the final folder once more, into a folder of such
+//! a name.
 
 use crate::disk::{self, File};
 use crate::error::FileError;
@@ -107,12 +108,19 @@ pub fn is_partial(name: &str) -> bool {
     middle.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Removes files left by crashed runs. Only for a folder whose lock is held.
+/// Creates an empty folder under a temporary name.
+pub fn create_partial_folder(parent: &Path) -> Result<PathBuf, FileError> {
+    let created = with_partial_name(parent, disk::create_folder);
+    created.map(|(path, ())| path).map_err(|error| FileError::from_io("write", parent, error))
+}
+
+/// Removes files left by crashed runs; folders stay. Only for a folder whose lock is held.
 pub fn remove_partials(folder: &Path) -> Result<(), FileError> {
     let failed = |error| FileError::from_io("clean", folder, error);
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        if entry.file_name().to_str().is_some_and(is_partial) {
+        let is_folder = entry.file_type().map_err(failed)?.is_dir();
+        if !is_folder && entry.file_name().to_str().is_some_and(is_partial) {
             disk::remove_file(&entry.path()).map_err(failed)?;
         }
     }
@@ -120,12 +128,17 @@ pub fn remove_partials(folder: &Path) -> Result<(), FileError> {
 }
 
 fn create_partial(folder: &Path) -> io::Result<(PathBuf, File)> {
+    with_partial_name(folder, File::create_new)
+}
+
+/// Creates something under a temporary name that nothing has yet.
+fn with_partial_name<T>(folder: &Path, create: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
     let mut last = None;
     for _ in 0..ATTEMPTS {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let partial = folder.join(format!("{PREFIX}{}-{number}{SUFFIX}", std::process::id()));
-        match File::create_new(&partial) {
-            Ok(file) => return Ok((partial, file)),
+        match create(&partial) {
+            Ok(created) => return Ok((partial, created)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = Some(error),
             Err(error) => return Err(error),
         }
@@ -242,7 +255,10 @@ mod tests {
         for name in [".isobit-12-3.partial", ".isobit-x.partial", "a.partial"] {
             fs::write(folder.path().join(name), b"").expect("written");
         }
+        let kept = create_partial_folder(folder.path()).expect("created");
+        let kept = kept.file_name().and_then(|name| name.to_str()).expect("a name").to_string();
+        assert!(is_partial(&kept), "{kept}");
         remove_partials(folder.path()).expect("swept");
-        assert_eq!(names(folder.path()), [".isobit-x.partial", "a.partial"]);
+        assert_eq!(names(folder.path()), [kept.as_str(), ".isobit-x.partial", "a.partial"]);
     }
 }

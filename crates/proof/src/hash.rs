@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
-/// A BLAKE3 hash; shown, stored and read as 64 hexadecimal digits.
+/// A hash of 32 bytes, BLAKE3 where nothing else is said, or SHA-256; shown, stored and read as 64
+/// hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hash(pub [u8; 32]);
 
@@ -73,7 +74,8 @@ impl Serialize for Hash {
 impl<'de> Deserialize<'de> for Hash {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Self::parse(&text).ok_or_else(|| D::Error::custom(format!("{} is not a BLAKE3 hash", quoted(&text))))
+        Self::parse(&text)
+            .ok_or_else(|| D::Error::custom(format!("{} is not a hash of 64 hexadecimal digits", quoted(&text))))
     }
 }
 

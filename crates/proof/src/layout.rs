@@ -4,8 +4,12 @@
 //! Files with a format of their own are named beside it: `chain::NAME`, `receipt::NAME`,
 //! `statement::NAME`, `Lock::NAME` and `Manifest::NAME`.
 
+use crate::error::FileError;
 use crate::lock::Lock;
+use crate::safetensors::TensorFiles;
 use crate::{chain, receipt, statement};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 /// The complete config, beside the checkpoints.
 pub const RESOLVED: &str = "config.resolved.toml";
@@ -34,8 +38,46 @@ pub const STATE: &str = "state.json";
 
 /// Small files whose hashes the receipt of a run has; all but the last are in every run.
 pub const SMALL_FILES: [&str; 4] = [RESOLVED, DATA, LATEST, BEST];
-/// Files of a checkpoint besides its manifest.
-pub(crate) const CHECKPOINT_FILES: [&str; 5] = [ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE];
+
+/// What checkpoints and the final folder of a run hold. Its config decides, never the files that
+/// are there: a file of the other kind beside the weights would hide them from every check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    Adapter,
+    Model,
+}
+
+impl Holds {
+    /// By the keys that a receipt has.
+    pub fn by_config(config: &BTreeMap<String, String>) -> Self {
+        if config.get("adapter.type").is_some_and(|kind| kind == "\"lora\"") { Self::Adapter } else { Self::Model }
+    }
+
+    /// The file of its weights in a checkpoint.
+    pub fn weights(self) -> &'static str {
+        match self {
+            Self::Adapter => ADAPTER,
+            Self::Model => MODEL,
+        }
+    }
+
+    /// Opens the weights of a checkpoint, or of the final folder, where those of a model may be in
+    /// several files.
+    pub fn open(self, folder: &Path) -> Result<TensorFiles, FileError> {
+        match self {
+            Self::Adapter => TensorFiles::open_file(&folder.join(ADAPTER)),
+            Self::Model => TensorFiles::open(folder),
+        }
+    }
+
+    /// Files of a checkpoint besides its manifest.
+    pub(crate) fn checkpoint_files(self) -> &'static [&'static str] {
+        match self {
+            Self::Adapter => &[ADAPTER, ADAPTER_CONFIG, OPTIMIZER, STATE],
+            Self::Model => &[MODEL, OPTIMIZER, STATE],
+        }
+    }
+}
 
 /// The start of the name of a checkpoint.
 pub(crate) const CHECKPOINT: &str = "checkpoint-";
@@ -73,10 +115,32 @@ pub fn checkpoint_step(name: &str) -> Option<u64> {
     (step > 0 && checkpoint_name(step) == name).then_some(step)
 }
 
+/// Whether a name is the temporary one of a checkpoint or of the final folder, while it is written
+/// or removed.
+pub fn is_partial_folder(name: &str) -> bool {
+    let inner = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".partial"));
+    let inner = inner.map(|inner| inner.strip_suffix(".removed").unwrap_or(inner));
+    inner.is_some_and(|inner| inner == FINAL || checkpoint_step(inner).is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn temporary_folders_are_told_by_their_names() {
+        for ours in
+            [".checkpoint-2.partial", ".checkpoint-2.removed.partial", ".final.partial", ".final.removed.partial"]
+        {
+            assert!(is_partial_folder(ours), "{ours}");
+        }
+        for other in
+            [".partial", "..partial", ".x.partial", "checkpoint-2", ".checkpoint-x.partial", ".removed.partial"]
+        {
+            assert!(!is_partial_folder(other), "{other}");
+        }
+    }
 
     const FOLDERS: &str = include_str!("../../../docs/checkpoint-format.md");
     const RECEIPTS: &str = include_str!("../../../docs/receipt-format.md");

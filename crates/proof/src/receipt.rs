@@ -14,7 +14,7 @@ use crate::regular;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::path::Path;
 
 pub const NAME: &str = "receipt.json";
@@ -33,7 +33,9 @@ pub const TOKENIZER_FILES: [&str; 6] = [
     "generation_config.json",
 ];
 /// What a run's identity may consist of, in the order of its digest; the last two are optional.
-const IDENTITY: [&str; 7] = ["run", "data", "base", "profile", "numerics", "start", "load_in_4bit"];
+pub const IDENTITY: [&str; 7] = ["run", "data", "base", "profile", "numerics", "start", "load_in_4bit"];
+/// Those of the identity that are digests of many things, each of which may be named instead.
+pub const DIGESTS_OF_INPUTS: [&str; 3] = ["run", "data", "base"];
 /// What a data file may be used for.
 const USES: [&str; 2] = ["train", "eval"];
 /// Digests of lines of a data file at most.
@@ -194,6 +196,18 @@ impl Receipt {
         }
     }
 
+    /// Version 2 has `segment` and `made.rows`, version 1 neither. Without them a receipt of version 2
+    /// would escape the checks that need them.
+    fn other_version(&self) -> Option<String> {
+        let both = [self.segment.is_some(), self.made.rows.is_some()];
+        match self.schema.as_str() {
+            SCHEMA if both != [true; 2] => Some(format!("`{SCHEMA}` has `segment` and `made.rows`")),
+            EARLIER if both != [false; 2] => Some(format!("`{EARLIER}` has neither `segment` nor `made.rows`")),
+            SCHEMA | EARLIER => None,
+            _ => Some(format!("this version reads `{SCHEMA}` and `{EARLIER}`")),
+        }
+    }
+
     /// What a run would not write, whatever it was made from. The digest of a config is of lines:
     /// keys are plain and values have one line, so that readers cannot divide them differently.
     fn strange(&self) -> Option<String> {
@@ -212,6 +226,9 @@ impl Receipt {
         }
         if let Some(file) = data.iter().find(|file| !USES.contains(&file.used_for.as_str())) {
             return Some(format!("{} is no use of a data file", quoted(&file.used_for)));
+        }
+        if data.iter().any(|file| !file.has_digests_of_its_lines()) {
+            return Some("a data file has not as many digests as its lines give".to_string());
         }
         (self.segment == Some(0)).then(|| "a segment has no updates".to_string())
     }
@@ -249,11 +266,7 @@ impl Receipt {
         };
         let receipt: Self = serde_json::from_str(&format!("{body}\n}}"))
             .map_err(|error| FileError::malformed(path, crate::name::told(&error)))?;
-        let schema = if receipt.segment.is_some() { SCHEMA } else { EARLIER };
-        if receipt.schema != schema {
-            return Err(FileError::malformed(path, format!("this version reads `{SCHEMA}` and `{EARLIER}`")));
-        }
-        if let Some(what) = receipt.strange() {
+        if let Some(what) = receipt.other_version().or_else(|| receipt.strange()) {
             return Err(FileError::malformed(path, what));
         }
         if receipt.computed_digest() != receipt.digest {
@@ -270,61 +283,116 @@ impl DataFile {
     /// Reads a file once, or twice if it has more lines than digests. Memory depends neither on the
     /// lines nor on their length.
     pub fn of(path: &Path, used_for: &str) -> Result<Self, FileError> {
+        let file = Self::grouped(path, used_for, 1)?;
+        match file.line_count.div_ceil(LINES_MAX as u64) {
+            0 | 1 => Ok(file),
+            each => Self::grouped(path, used_for, each),
+        }
+    }
+
+    /// With a digest for every `each` lines.
+    fn grouped(path: &Path, used_for: &str, each: u64) -> Result<Self, FileError> {
         let (mut whole, mut size) = (blake3::Hasher::new(), 0);
-        let (mut line_count, mut lines) = (0, String::new());
         let see = |piece: &[u8]| {
             whole.update(piece);
             size += piece.len() as u64;
         };
-        read_lines(path, see, |digits| {
-            line_count += 1;
-            if line_count <= LINES_MAX {
-                lines.push_str(digits);
-            }
-        })?;
-        let each = line_count.div_ceil(LINES_MAX).max(1);
-        if each > 1 {
-            let (mut together, mut number) = (blake3::Hasher::new(), 0);
-            lines.clear();
-            read_lines(
-                path,
-                |_| (),
-                |digits| {
-                    number += 1;
-                    // The last line may stand alone.
-                    if number == line_count && (number - 1).is_multiple_of(each) {
-                        lines.push_str(digits);
-                        return;
-                    }
-                    together.update(digits.as_bytes());
-                    if number.is_multiple_of(each) || number == line_count {
-                        lines.push_str(&first_digits(&together));
-                        together.reset();
-                    }
-                },
-            )?;
-        }
+        let mut lines = LineDigests { each, ..LineDigests::default() };
+        read_lines(path, see, |digits| lines.push(digits))?;
+        lines.end_group();
         Ok(Self {
             used_for: used_for.to_string(),
             size,
             blake3: Hash(*whole.finalize().as_bytes()),
-            line_count: line_count as u64,
-            lines_per_digest: each as u64,
-            lines,
+            line_count: lines.count,
+            lines_per_digest: each,
+            lines: lines.digits,
         })
     }
 
-    /// The first lines that differ from those of another file, counted from 1; None if the files
-    /// are the same.
-    pub fn first_difference(&self, other: &Self) -> Option<std::ops::RangeInclusive<u64>> {
+    /// How lines are grouped follows from their number.
+    fn has_digests_of_its_lines(&self) -> bool {
+        let (each, most) = (self.lines_per_digest, LINES_MAX as u64);
+        let digests = self.line_count.div_ceil(each.max(1));
+        each == self.line_count.div_ceil(most).max(1) && self.lines.len() as u64 == digests * LINE_DIGITS as u64
+    }
+
+    /// Whether this is the same file, whatever it is used for.
+    pub(crate) fn is_same_file(&self, other: &Self) -> bool {
+        *self == Self { used_for: self.used_for.clone(), ..other.clone() }
+    }
+
+    /// A file as it is now, with the lines of a digest that this one has: only such digests can be
+    /// compared.
+    pub(crate) fn now(&self, path: &Path) -> Result<Self, FileError> {
+        Self::grouped(path, &self.used_for, self.lines_per_digest)
+    }
+
+    /// The first lines of a file that are not those recorded here; None if it is the same file.
+    pub fn first_difference_in(&self, path: &Path) -> Result<Option<LineRange>, FileError> {
+        Ok(self.first_difference(&self.now(path)?))
+    }
+
+    /// The first lines that differ from those of another file; None if the files are the same.
+    /// Their digests must be of equally many lines.
+    pub(crate) fn first_difference(&self, other: &Self) -> Option<LineRange> {
         if self.blake3 == other.blake3 {
             return None;
         }
         let [ours, theirs] = [self, other].map(|file| file.lines.as_bytes().chunks(LINE_DIGITS));
         let equal = ours.zip(theirs).take_while(|(ours, theirs)| ours == theirs).count() as u64;
-        let each = self.lines_per_digest.max(1);
+        let each = self.lines_per_digest;
         let first = equal.saturating_mul(each).saturating_add(1);
-        Some(first..=first.saturating_add(each - 1).min(self.line_count.max(other.line_count).max(first)))
+        let last = first.saturating_add(each - 1).min(self.line_count.max(other.line_count).max(first));
+        Some(LineRange { first, last })
+    }
+}
+
+/// Lines that share a digest, counted from 1: one of them is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineRange {
+    pub first: u64,
+    pub last: u64,
+}
+
+impl fmt::Display for LineRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { first, last } = self;
+        if first == last { write!(f, "line {first}") } else { write!(f, "one of lines {first} to {last}") }
+    }
+}
+
+/// Digests of groups of lines, `LINES_MAX` of them at most: that of a single line is its own, that
+/// of several is of their digits one after another.
+#[derive(Default)]
+struct LineDigests {
+    /// Lines of a group; the last one has what is left.
+    each: u64,
+    count: u64,
+    digits: String,
+    /// The digits of the lines of the group so far.
+    group: blake3::Hasher,
+    /// Of the last line.
+    last: String,
+}
+
+impl LineDigests {
+    fn push(&mut self, digits: &str) {
+        self.count += 1;
+        self.group.update(digits.as_bytes());
+        digits.clone_into(&mut self.last);
+        if self.count.is_multiple_of(self.each) {
+            self.end_group();
+        }
+    }
+
+    fn end_group(&mut self) {
+        let bytes = self.group.count();
+        if bytes > 0 && self.digits.len() < LINES_MAX * LINE_DIGITS {
+            let is_one = bytes == LINE_DIGITS as u64;
+            self.digits.push_str(&if is_one { std::mem::take(&mut self.last) } else { first_digits(&self.group) });
+        }
+        self.group.reset();
     }
 }
 
@@ -416,13 +484,29 @@ mod tests {
     fn earlier_receipts_are_read_and_names_are_plain() {
         let folder = tempfile::tempdir().expect("folder");
         let folder = folder.path();
-        let mut earlier = Receipt { schema: EARLIER.to_string(), segment: None, ..receipt() };
+        let made = Made { rows: None, ..receipt().made };
+        let mut earlier = Receipt { schema: EARLIER.to_string(), segment: None, made, ..receipt() };
         earlier.digest = earlier.computed_digest();
         earlier.write(folder).expect("written");
         assert_eq!(Receipt::read(folder).expect("version 1"), earlier);
-        let mixed = Receipt { schema: SCHEMA.to_string(), ..earlier };
-        mixed.write(folder).expect("written");
-        assert_eq!(Receipt::read(folder).expect_err("no segment").exit_code(), 8);
+        for (schema, segment, rows) in [
+            (SCHEMA, None, None),
+            (SCHEMA, Some(2), None),
+            (SCHEMA, None, Some(2)),
+            (EARLIER, Some(2), None),
+            (EARLIER, None, Some(2)),
+            ("isobit.receipt/3", Some(2), Some(2)),
+        ] {
+            let made = Made { rows, ..receipt().made };
+            let mut mixed = Receipt { schema: schema.to_string(), segment, made, ..receipt() };
+            mixed.digest = mixed.computed_digest();
+            mixed.write(folder).expect("written");
+            assert_eq!(
+                Receipt::read(folder).expect_err("of no version").exit_code(),
+                8,
+                "{schema} {segment:?} {rows:?}"
+            );
+        }
         let mut outside = receipt();
         let record = FileRecord { size: 1, blake3: Hash([0; 32]) };
         outside.made.base.files.insert("../../etc/hostname".to_string(), record);
@@ -443,16 +527,31 @@ mod tests {
         let text: String = (0..500).map(|line| ["line ", &line.to_string(), "\n"].concat()).collect();
         let file = of(&text);
         assert_eq!((file.line_count, file.lines.len(), file.lines_per_digest), (500, 8000, 1));
-        assert_eq!(file.first_difference(&of(&text)), None);
-        assert_eq!(file.first_difference(&of(&text.replace("line 41\n", "Line 41\n"))), Some(42..=42));
-        assert_eq!(file.first_difference(&of(&text[..text.len() - 1])), Some(500..=500));
-        assert_eq!(file.first_difference(&of(&format!("{text}more\n"))), Some(501..=501));
-        assert_eq!(file.first_difference(&of("")), Some(1..=1));
-        let many = |other: usize| {
-            of(&(0..100_000).map(|line| (line + usize::from(line == other)).to_string() + "\n").collect::<String>())
+        let found = |file: &DataFile, text: &str| {
+            let path = folder.path().join("data.jsonl");
+            std::fs::write(&path, text).expect("written");
+            file.first_difference_in(&path).expect("read").map(|lines| lines.to_string())
         };
-        let file = many(usize::MAX);
-        assert_eq!((file.lines_per_digest, file.lines.len()), (2, 50_000 * LINE_DIGITS));
-        assert_eq!(file.first_difference(&many(77_001)), Some(77_001..=77_002));
+        assert_eq!(found(&file, &text), None);
+        let line = |number: u32| Some(format!("line {number}"));
+        assert_eq!(found(&file, &text.replace("line 41\n", "Line 41\n")), line(42));
+        assert_eq!(found(&file, &text[..text.len() - 1]), line(500));
+        assert_eq!(found(&file, &format!("{text}more\n")), line(501));
+        assert_eq!(found(&file, ""), line(1));
+        // More lines than digests: they are compared in the groups that were recorded, though the
+        // file has so few lines now that each would have its own digest, or so many more.
+        let text = |count: usize, other: usize| {
+            (0..count).map(|line| (line + usize::from(line == other)).to_string() + "\n").collect::<String>()
+        };
+        let file = of(&text(100_001, usize::MAX));
+        assert_eq!((file.lines_per_digest, file.lines.len()), (2, 50_001 * LINE_DIGITS));
+        let pair = |first: u32| Some(format!("one of lines {first} to {}", first + 1));
+        assert_eq!(found(&file, &text(100_001, 77_001)), pair(77_001));
+        assert_eq!(found(&file, &text(60_000, 77)), pair(77));
+        assert_eq!(found(&file, &text(200_000, 77_001)), pair(77_001));
+        assert_eq!(found(&file, &text(60_000, usize::MAX)), pair(60_001));
+        assert_eq!(found(&file, &text(100_001, 100_000)), line(100_001));
+        let short = of(&text(60_000, usize::MAX));
+        assert_eq!(found(&short, &text(100_001, 59_000)), line(59_001));
     }
 }

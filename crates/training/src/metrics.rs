@@ -91,6 +91,11 @@ pub struct CutMetrics {
 }
 
 impl CutMetrics {
+    /// Digest of the lines that stay.
+    pub fn digest(&self) -> Hash {
+        self.digest
+    }
+
     pub fn commit(self) -> Result<Metrics, FileError> {
         self.kept.commit()?;
         Metrics::append_to(self.path, self.digest)

@@ -47,11 +47,23 @@ pub(crate) fn evaluated(evaluation: &Evaluation, best: bool) -> chain::Evaluatio
 /// The open record of a run.
 pub(crate) struct Recorder {
     chain: ChainFile,
+    about: About,
+    result: Option<BTreeMap<String, FileRecord>>,
+}
+
+/// What a receipt says besides where the chain ends.
+pub(crate) struct About {
     made: Made,
     /// Updates of a segment.
     segment: u64,
-    result: Option<BTreeMap<String, FileRecord>>,
     environment: BTreeMap<String, String>,
+}
+
+/// Where the chain ends, and the digest of the metrics there.
+#[derive(Clone, Copy)]
+pub(crate) struct End {
+    pub(crate) link: Hash,
+    pub(crate) metrics: Hash,
 }
 
 /// The chain of a run that begins.
@@ -97,15 +109,50 @@ pub(crate) fn forget(output_dir: &Path) -> Result<(), FileError> {
     [chain::NAME, receipt::NAME].iter().try_for_each(|name| remove(&output_dir.join(name)))
 }
 
-impl Recorder {
+impl About {
     pub(crate) fn new<E: Engine>(
-        chain: ChainFile,
         state: &State<E>,
         prepared: &Prepared,
         (threads, watch): (usize, &mut dyn Watch),
     ) -> Result<Self, RunError> {
         let made = made(prepared, state.engine.tensors(), threads)?;
-        Ok(Self { chain, made, segment: segment(prepared), result: None, environment: watch.environment() })
+        Ok(Self { made, segment: segment(prepared), environment: watch.environment() })
+    }
+
+    /// The receipt after so many updates.
+    fn receipt(&self, link: Hash, progress: &Progress, result: Option<&BTreeMap<String, FileRecord>>) -> Receipt {
+        let best = progress.best.map(|best| Best { step: best.step, loss: format!("{:016x}", best.metric.to_bits()) });
+        let made = Made { updates: progress.step, link, best, finished: result.is_some(), ..self.made.clone() };
+        Receipt::new(env!("CARGO_PKG_VERSION"), made, self.segment, result.cloned())
+    }
+
+    /// Writes the receipt of the run folder.
+    pub(crate) fn write(
+        &self,
+        output_dir: &Path,
+        progress: &Progress,
+        end: End,
+        result: Option<&BTreeMap<String, FileRecord>>,
+    ) -> Result<(), RunError> {
+        let mut record = FolderRecord { files: BTreeMap::new(), metrics: end.metrics, checkpoints: BTreeMap::new() };
+        for name in SMALL_FILES {
+            let hash = regular::if_there(Hash::of_file(&output_dir.join(name)))?;
+            record.files.extend(hash.map(|hash| (name.to_string(), hash)));
+        }
+        for step in checkpoint::steps(output_dir)?.into_iter().filter(|step| *step <= progress.step) {
+            let name = folder_name(step);
+            let hash = regular::if_there(Hash::of_file(&output_dir.join(&name).join(Manifest::NAME)))?;
+            record.checkpoints.extend(hash.map(|hash| (name, hash)));
+        }
+        let mut receipt = self.receipt(end.link, progress, result);
+        (receipt.folder, receipt.environment) = (Some(record), Some(self.environment.clone()));
+        Ok(receipt.write(output_dir)?)
+    }
+}
+
+impl Recorder {
+    pub(crate) fn new(chain: ChainFile, about: About) -> Self {
+        Self { chain, about, result: None }
     }
 
     pub(crate) fn append(&mut self, update: &Update) -> Result<(), FileError> {
@@ -120,43 +167,15 @@ impl Recorder {
         self.chain.link()
     }
 
-    /// What equal runs share after so many updates.
-    fn made(&self, progress: &Progress) -> Made {
-        let best = progress.best.map(|best| Best { step: best.step, loss: format!("{:016x}", best.metric.to_bits()) });
-        Made {
-            updates: progress.step,
-            link: self.chain.link(),
-            best,
-            finished: self.result.is_some(),
-            ..self.made.clone()
-        }
-    }
-
-    fn receipt(&self, progress: &Progress) -> Receipt {
-        Receipt::new(env!("CARGO_PKG_VERSION"), self.made(progress), self.segment, self.result.clone())
-    }
-
     /// Writes the receipt of the run folder.
     pub(crate) fn write(&self, output_dir: &Path, progress: &Progress, metrics: Hash) -> Result<(), RunError> {
-        let mut record = FolderRecord { files: BTreeMap::new(), metrics, checkpoints: BTreeMap::new() };
-        for name in SMALL_FILES {
-            let hash = regular::if_there(Hash::of_file(&output_dir.join(name)))?;
-            record.files.extend(hash.map(|hash| (name.to_string(), hash)));
-        }
-        for step in checkpoint::steps(output_dir)?.into_iter().filter(|step| *step <= progress.step) {
-            let name = folder_name(step);
-            let hash = regular::if_there(Hash::of_file(&output_dir.join(&name).join(Manifest::NAME)))?;
-            record.checkpoints.extend(hash.map(|hash| (name, hash)));
-        }
-        let mut receipt = self.receipt(progress);
-        (receipt.folder, receipt.environment) = (Some(record), Some(self.environment.clone()));
-        Ok(receipt.write(output_dir)?)
+        self.about.write(output_dir, progress, End { link: self.chain.link(), metrics }, self.result.as_ref())
     }
 
     /// Writes the receipt of the final folder, which holds these files.
     pub(crate) fn finish(&mut self, folder: &Path, names: &[String], progress: &Progress) -> Result<(), RunError> {
         self.result = Some(Manifest::of(folder, names.iter().map(String::as_str))?.files);
-        Ok(self.receipt(progress).write(folder)?)
+        Ok(self.about.receipt(self.chain.link(), progress, self.result.as_ref()).write(folder)?)
     }
 }
 

@@ -5,7 +5,7 @@
 //! Nothing is written. What runs here is the step of `run.rs`, on any device and with any split.
 
 use crate::checkpoint::{self, Opened, Progress};
-use crate::config::Run;
+use crate::config::{Adapter, Run};
 use crate::data::EpochOrder;
 use crate::engine::{Engine, Stored};
 use crate::final_folder::{self, Final};
@@ -21,9 +21,12 @@ use isobit_kernels::float_state;
 use isobit_models::build::Settings;
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use isobit_proof::chain::{Chain, Item, Update, combined};
-use isobit_proof::receipt::{DataFile, Receipt};
-use isobit_proof::safetensors::{Dtype, TensorFiles};
+use isobit_proof::layout::Holds;
+use isobit_proof::name::{harmless, quoted};
+use isobit_proof::receipt::{DIGESTS_OF_INPUTS, Receipt};
+use isobit_proof::safetensors::Dtype;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -77,7 +80,7 @@ pub struct Difference {
     /// Trained tensors of the item, if it has any.
     pub tensors: Vec<String>,
     /// Recorded and replayed, if the item is a number.
-    pub numbers: Option<[f64; 2]>,
+    pub numbers: Option<[Number; 2]>,
     /// In the checkpoint that follows.
     pub element: Option<Element>,
 }
@@ -88,6 +91,32 @@ impl Difference {
         let FoundIn::Chain(item) = self.found_in else { return None };
         let is_computed = !matches!(item, Item::Rows | Item::LearningRate | Item::Parts);
         Some(self.step).filter(|step| *step > 0 && is_computed)
+    }
+}
+
+/// A number as wide as it is recorded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    F32(f32),
+    F64(f64),
+}
+
+impl Number {
+    /// Hexadecimal digits.
+    pub fn bits(self) -> String {
+        match self {
+            Self::F32(value) => format!("{:08x}", value.to_bits()),
+            Self::F64(value) => format!("{:016x}", value.to_bits()),
+        }
+    }
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::F32(value) => write!(f, "{value:?} (0x{})", self.bits()),
+            Self::F64(value) => write!(f, "{value:?} (0x{})", self.bits()),
+        }
     }
 }
 
@@ -161,6 +190,11 @@ fn final_step(run: &Run, chain: &Chain) -> u64 {
     let best = chain.updates.iter().rev().find(|update| update.evaluation.is_some_and(|of| of.best));
     let best = best.filter(|_| run.training.load_best_model_at_end).map(|update| update.step);
     best.unwrap_or(chain.updates.len() as u64)
+}
+
+/// What checkpoints and the final folder hold.
+fn holds(run: &Run) -> Holds {
+    if matches!(run.adapter, Adapter::Lora(_)) { Holds::Adapter } else { Holds::Model }
 }
 
 /// The latest intact checkpoint before a step; None stands for the base.
@@ -278,8 +312,7 @@ impl<'a, E: Engine> Replay<'a, E> {
     /// are.
     fn final_element(&self) -> Result<Option<Element>, RunError> {
         let folder = self.prepared.run.output_dir.join(checkpoint::FINAL);
-        let stem = if folder.join(checkpoint::ADAPTER).is_file() { "adapter_model" } else { "model" };
-        let files = TensorFiles::open_stem(&folder, stem)?;
+        let files = holds(&self.prepared.run).open(&folder)?;
         let engine = &self.state.engine;
         for (at, tensor) in engine.tensors().iter().enumerate() {
             for own in tensor.to_file(engine.read(at, Stored::Value)?) {
@@ -354,7 +387,7 @@ impl<'a, E: Engine> Replay<'a, E> {
     /// The tensors of a checkpoint against those of the replay.
     fn stored(&mut self, step: u64) -> Result<Checkpoint, RunError> {
         let folder = checkpoint::folder_of(&self.prepared.run.output_dir, step);
-        let opened = match checkpoint::open_as_it_is(&folder) {
+        let opened = match checkpoint::open_as_it_is(&folder, holds(&self.prepared.run)) {
             Ok(opened) => opened,
             Err(error) => {
                 (self.watch)(Event::Skipped(error.to_string()));
@@ -415,16 +448,17 @@ fn first_element(
 }
 
 /// Both values of an item that is a number, if it is the number that differs.
-fn numbers(item: Item, recorded: &Update, found: &Update) -> Option<[f64; 2]> {
-    let pair = |bits: fn(&Update) -> Option<f64>| Some([bits(recorded)?, bits(found)?]);
+fn numbers(item: Item, recorded: &Update, found: &Update) -> Option<[Number; 2]> {
+    let pair = |number: fn(&Update) -> Option<Number>| Some([number(recorded)?, number(found)?]);
     let both = match item {
-        Item::Loss => pair(|update| Some(f64::from_bits(update.loss))),
-        Item::LearningRate => pair(|update| Some(f64::from_bits(update.learning_rate))),
-        Item::Gradient(None) => pair(|update| Some(f64::from(f32::from_bits(update.norm)))),
-        Item::Evaluation => pair(|update| update.evaluation.map(|of| f64::from_bits(of.loss))),
+        Item::Loss => pair(|update| Some(Number::F64(f64::from_bits(update.loss)))),
+        Item::LearningRate => pair(|update| Some(Number::F64(f64::from_bits(update.learning_rate)))),
+        // Of no tensor: it is the norm.
+        Item::Gradient(None) => pair(|update| Some(Number::F32(f32::from_bits(update.norm)))),
+        Item::Evaluation => pair(|update| update.evaluation.map(|of| Number::F64(f64::from_bits(of.loss)))),
         _ => None,
     };
-    both.filter(|[recorded, found]| recorded.to_bits() != found.to_bits())
+    both.filter(|[recorded, found]| recorded.bits() != found.bits())
 }
 
 /// Why `prepared` is not the run of the chain, in words: what differs between its inputs and those
@@ -436,13 +470,11 @@ pub fn explain(prepared: &Prepared, chain: &Chain, receipt: Option<&Receipt>) ->
     }
     let mut said = Vec::new();
     let differs = |field: &str| ours.get(field) != recorded.get(field);
-    let value = |of: Option<&String>| of.map_or("none".to_string(), |value| value.chars().take(16).collect());
-    for (field, name) in
-        [("numerics", "the numerics version"), ("profile", "the profile"), ("start", "the starting adapter")]
-    {
-        if differs(field) {
-            said.push(format!("{name} is {}, the run's was {}", value(ours.get(field)), value(recorded.get(field))));
-        }
+    let value = |of: Option<&String>| of.map_or("none".to_string(), |value| harmless(value, 16));
+    let fields: BTreeSet<&str> = ours.keys().chain(recorded.keys()).map(String::as_str).collect();
+    for field in fields.into_iter().filter(|field| differs(field) && !DIGESTS_OF_INPUTS.contains(field)) {
+        let name = named(field);
+        said.push(format!("{name} is {}, the run's was {}", value(ours.get(field)), value(recorded.get(field))));
     }
     if differs("run") {
         said.extend(changed_keys(prepared, receipt));
@@ -453,7 +485,23 @@ pub fn explain(prepared: &Prepared, chain: &Chain, receipt: Option<&Receipt>) ->
     if differs("data") {
         said.extend(changed_data(prepared, chain, receipt)?);
     }
+    if said.is_empty() {
+        said.push(
+            "the identity of the run differs, but nothing that its receipt names: `isobit verify` it".to_string(),
+        );
+    }
     Ok(said)
+}
+
+/// A field of an identity, in words.
+fn named(field: &str) -> String {
+    match field {
+        "numerics" => "the numerics version".to_string(),
+        "profile" => "the profile".to_string(),
+        "start" => "the starting adapter".to_string(),
+        "load_in_4bit" => "the rule by which the base is quantised while it is loaded (`load_in_4bit`)".to_string(),
+        other => format!("{} of the run's identity", quoted(other)),
+    }
 }
 
 fn changed_keys(prepared: &Prepared, receipt: Option<&Receipt>) -> Vec<String> {
@@ -495,8 +543,8 @@ fn changed_data(prepared: &Prepared, chain: &Chain, receipt: Option<&Receipt>) -
     });
     let recorded = receipt.map_or(&[][..], |receipt| &receipt.made.data);
     for (path, recorded) in prepared.run.datasets.iter().zip(recorded) {
-        if let Some(lines) = recorded.first_difference(&DataFile::of(path, &recorded.used_for)?) {
-            said.push(format!("{}:{}: this line is not what the run was trained on", path.display(), lines.start()));
+        if let Some(lines) = recorded.first_difference_in(path)? {
+            said.push(format!("{}: {lines} is not what the run was trained on", path.display()));
         }
     }
     Ok(said)

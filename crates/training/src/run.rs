@@ -4,7 +4,7 @@
 #![expect(clippy::float_arithmetic, reason = "sums of losses and of seconds")]
 
 use crate::audit::{self, Auditor};
-use crate::checkpoint::{self, Opened, Progress, RESOLVED, Start};
+use crate::checkpoint::{self, Latest, Opened, Progress, RESOLVED, Start, folder_of};
 use crate::config::{self, Adapter, Run};
 use crate::data::EpochOrder;
 use crate::data_record;
@@ -16,7 +16,7 @@ use crate::model_folder;
 use crate::prepare::{Prepared, RunError, build_settings, step_settings};
 use crate::ranks::shards::Shards;
 use crate::ranks::{Team, sharded, update};
-use crate::record::{self, Recorder};
+use crate::record::{self, About, End, Recorder};
 use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::{self, Phase, Signal};
@@ -29,7 +29,7 @@ use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
 use isobit_models::TrainedTensor;
 use isobit_models::build::Settings;
 use isobit_proof::atomic::write_atomically;
-use isobit_proof::chain::{self, ChainFile};
+use isobit_proof::chain::{self, Chain};
 use isobit_proof::layout::TENSORBOARD;
 use isobit_proof::lock::Lock;
 use isobit_proof::{FileError, disk, receipt};
@@ -197,13 +197,13 @@ fn begin<E: Engine>(
     (threads, watch): (usize, &mut dyn Watch),
 ) -> Result<Log, RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
-    let (metrics, chain) = if let Some(step) = from {
-        resume(state, prepared, step, start, watch)?
+    let (metrics, record) = if let Some(step) = from {
+        resume(state, prepared, (step, start), (threads, watch))?
     } else {
         checkpoint::begin(output)?;
-        (Metrics::create(output)?, Some(record::create(state, prepared)?))
+        let (metrics, chain) = (Metrics::create(output)?, record::create(state, prepared)?);
+        (metrics, Some(Recorder::new(chain, About::new(state, prepared, (threads, watch))?)))
     };
-    let record = chain.map(|chain| Recorder::new(chain, state, prepared, (threads, watch))).transpose()?;
     let mut log = Log { metrics, events: None, record };
     // Only now: a refused run must leave the folder unchanged, and `verify` takes a folder with
     // these files but no chain for damage.
@@ -221,8 +221,25 @@ fn begin<E: Engine>(
 /// half written.
 fn examine(prepared: &Prepared, start: Start) -> Result<Option<u64>, RunError> {
     let output = &prepared.run.output_dir;
-    checkpoint::examine(output, &prepared.identity, start)
-        .map_err(|error| Lock::in_use(output).map_or_else(|| error.into(), RunError::from))
+    let from = checkpoint::examine(output, &prepared.identity, start)
+        .map_err(|error| Lock::in_use(output).map_or_else(|| error.into(), RunError::from))?;
+    check_not_ahead(output, start)?;
+    Ok(from)
+}
+
+/// A checkpoint that stayed when the run went back behind it has lost its part of the record.
+fn check_not_ahead(output: &Path, start: Start) -> Result<(), RunError> {
+    let (Start::From(step), Ok(Latest::At(latest))) = (start, checkpoint::latest(output)) else { return Ok(()) };
+    // A damaged chain is reported by what resumes it.
+    let Some(chain) = Chain::read(output).ok().filter(|_| latest < step) else { return Ok(()) };
+    let end = chain.updates.len() as u64;
+    if end >= step {
+        return Ok(());
+    }
+    Err(RunError::Refused {
+        what: format!("{} is later than the end of the run (update {end})", folder_of(output, step).display()),
+        hint: "`--resume` goes on from the latest checkpoint, and makes this one again",
+    })
 }
 
 /// Opens the checkpoint to resume from.
@@ -237,14 +254,20 @@ fn open(prepared: &Prepared, step: u64) -> Result<Opened, RunError> {
 fn resume<E: Engine>(
     state: &State<E>,
     prepared: &Prepared,
-    step: u64,
-    start: Start,
-    watch: &mut dyn Watch,
-) -> Result<(Metrics, Option<ChainFile>), RunError> {
+    (step, start): (u64, Start),
+    (threads, watch): (usize, &mut dyn Watch),
+) -> Result<(Metrics, Option<Recorder>), RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
     // Both are read before anything is changed: a refused run must leave the folder as it is.
     let metrics = Metrics::cut(output, step, state.progress.metrics).map_err(record::not_the_record)?;
     let chain = record::cut(output, &state.progress, watch)?;
+    let about = chain.as_ref().map(|_| About::new(state, prepared, (threads, watch))).transpose()?;
+    if let (Some(about), Some(chain)) = (&about, &chain) {
+        // Before anything is changed: a run that is killed from here on is unfinished, and its
+        // receipt covers no more than what stays.
+        let end = End { link: chain.link(), metrics: metrics.digest() };
+        about.write(output, &state.progress, end, None)?;
+    }
     if start == Start::From(step) {
         // Before lines of the metrics are dropped: if killed in between, the run would miss them.
         checkpoint::go_back_to(output, step)?;
@@ -255,11 +278,11 @@ fn resume<E: Engine>(
     // A run killed between saving and pruning might have nothing left to save.
     checkpoint::prune(output, run.training.save_total_limit, &prepared.identity)?;
     let metrics = metrics.commit()?;
-    let chain = match chain {
-        Some(chain) => Some(chain.commit()?),
+    let record = match chain.zip(about) {
+        Some((chain, about)) => Some(Recorder::new(chain.commit()?, about)),
         None => record::forget(output).map(|()| None)?,
     };
-    Ok((metrics, chain))
+    Ok((metrics, record))
 }
 
 /// If a checkpoint was made with a different config, adds the keys that matter, with their present

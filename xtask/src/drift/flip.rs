@@ -4,7 +4,7 @@ use isobit_kernels::backend::Bytes;
 use isobit_kernels::observe::{Call, Observer};
 use isobit_kernels::op::Output;
 use isobit_kernels::reference::ReferenceMemory;
-use isobit_kernels::{Buffer, Element, Reference};
+use isobit_kernels::{Buffer, Element, Pass, Place, Reference};
 use std::cell::{Cell, RefCell};
 
 /// Which bit of an element.
@@ -50,27 +50,52 @@ pub(crate) enum When {
     Always(&'static str),
 }
 
-/// A call as it was seen: its op, and the lengths of the arrays that it wrote.
+/// A call as it was seen: its op, where it stands, and the lengths of the arrays that it wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) op: &'static str,
+    place: Place,
     pub(crate) lengths: Vec<usize>,
 }
 
+impl Seen {
+    /// The pass that it belongs to; none for what comes after the micro-batches: clipping, the
+    /// optimizer, and the digests of the record.
+    pub(crate) fn pass(&self) -> Option<Pass> {
+        match self.place {
+            Place::MicroBatch { .. } | Place::Evaluation { .. } => Some(Pass::Forward),
+            Place::Embedding(pass) | Place::Layer(_, pass) | Place::Head(pass) => Some(pass),
+            Place::Update => None,
+        }
+    }
+}
+
 /// Notes all calls, and spoils what it is told to.
-#[derive(Default)]
 pub(crate) struct Flip {
     pub(crate) fault: Cell<Option<Fault>>,
     pub(crate) seen: RefCell<Vec<Seen>>,
+    /// Where the calls that follow stand.
+    place: Cell<Place>,
+}
+
+impl Default for Flip {
+    fn default() -> Self {
+        Self { fault: Cell::new(None), seen: RefCell::default(), place: Cell::new(Place::Update) }
+    }
 }
 
 impl Observer<Reference> for Flip {
+    fn enter(&self, place: Place) {
+        self.place.set(place);
+    }
+
     fn before(&self, _: &Reference, _: Call, _: &mut Bytes<ReferenceMemory>) {}
 
     fn after(&self, _: &Reference, call: Call, outputs: Vec<Output<'_, ReferenceMemory>>) {
         let mut arrays: Vec<Array<'_>> = outputs.into_iter().flat_map(arrays).collect();
         let mut seen = self.seen.borrow_mut();
-        seen.push(Seen { op: call.op, lengths: arrays.iter().map(Array::length).collect() });
+        let lengths = arrays.iter().map(Array::length).collect();
+        seen.push(Seen { op: call.op, place: self.place.get(), lengths });
         let Some(fault) = self.fault.get() else { return };
         let hit = match fault.when {
             When::Once(number) => number == seen.len() - 1,

@@ -11,6 +11,7 @@ use crate::arguments::Arguments;
 use crate::repository::now;
 use bench::{Bench, Verdict};
 use flip::{Bit, Fault, Position, Seen, When};
+use isobit_kernels::Pass;
 use isobit_models::{LoraConfig, Trained};
 use std::collections::BTreeMap;
 
@@ -35,59 +36,12 @@ fn lora(targets: &[&str], dropout: f64) -> Trained {
     Trained::Lora(LoraConfig { dropout, ..LoraConfig::new(3, 6.0, targets) })
 }
 
-/// Which pass of an update a call belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Pass {
-    Forward,
-    Recomputed,
-    Backward,
-    /// Clipping, the optimizer, and the digests of the record.
-    Update,
-}
-
-impl Pass {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Recomputed => "recomputed",
-            Self::Backward => "backward",
-            Self::Update => "update",
-        }
-    }
-}
-
-/// The passes of calls. A micro-batch begins with the embedding and turns round at the head; a
-/// block that is computed again begins with a norm and ends with the digest of its ends.
-fn passes(calls: &[Seen]) -> Vec<Pass> {
-    let is = |call: &Seen, start: &str| call.op.starts_with(start);
-    let last = calls
-        .iter()
-        .rposition(|call| is(call, "embedding_backward") || call.op.contains("backward") || call.op.contains("grad"));
-    let mut pass = Pass::Forward;
-    let mut all = Vec::new();
-    for (number, call) in calls.iter().enumerate() {
-        pass = match pass {
-            _ if last.is_some_and(|last| number > last) && is(call, "sum_squares") => Pass::Update,
-            Pass::Update => Pass::Update,
-            _ if is(call, "embedding_forward") => Pass::Forward,
-            Pass::Forward if call.op.contains("backward") || is(call, "head_loss_step") => Pass::Backward,
-            Pass::Backward if is(call, "rms_norm_forward") => Pass::Recomputed,
-            other => other,
-        };
-        all.push(pass);
-        if pass == Pass::Recomputed && is(call, "digest") {
-            pass = Pass::Backward;
-        }
-    }
-    all
-}
-
 type Counts = BTreeMap<Verdict, usize>;
 
 #[derive(Default)]
 struct Table {
-    /// Once in a call, by op and pass.
-    once: BTreeMap<(&'static str, Pass), Counts>,
+    /// Once in a call, by op and pass; no pass is the update after the micro-batches.
+    once: BTreeMap<(&'static str, Option<Pass>), Counts>,
     /// In every call of an op: what a step and replay notice, and how many of those that change
     /// something an audit does.
     always: BTreeMap<&'static str, (Counts, usize)>,
@@ -111,6 +65,10 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     if missed == 0 { Ok(()) } else { Err(format!("{missed} faults change a result and are not found")) }
 }
 
+fn named(pass: Option<Pass>) -> String {
+    pass.map_or("update".to_string(), |pass| pass.to_string())
+}
+
 /// Every fault of a call.
 fn faults(when: When, call: &Seen) -> impl Iterator<Item = Fault> {
     let arrays: Vec<usize> = (0..call.lengths.len()).filter(|array| call.lengths[*array] > 0).collect();
@@ -125,15 +83,13 @@ impl Table {
     fn try_model(&mut self, fixture: &str, trained: &Trained, every: usize) -> Result<(), String> {
         let mut bench = Bench::new(fixture, trained)?;
         let calls = bench.calls()?;
-        for (number, (call, pass)) in calls.iter().zip(passes(&calls)).enumerate() {
-            if number % every != 0 {
-                continue;
-            }
+        for (number, call) in calls.iter().enumerate().step_by(every) {
+            let pass = call.pass();
             for fault in faults(When::Once(number), call) {
                 let verdict = bench.verdict(fault);
                 *self.once.entry((call.op, pass)).or_default().entry(verdict).or_default() += 1;
                 if verdict == Verdict::Missed {
-                    eprintln!("{fixture}: {}, {}: {fault:?}: not found", call.op, pass.name());
+                    eprintln!("{fixture}: {}, {}: {fault:?}: not found", call.op, named(pass));
                 }
                 if verdict == Verdict::Impossible {
                     bench = Bench::new(fixture, trained)?;
@@ -184,7 +140,7 @@ impl Table {
         println!("| op | pass | {names} |\n|---|---|---|---|---|---|---|---|---|---|---|");
         let mut all = Counts::new();
         for ((op, pass), counts) in &self.once {
-            row(format!("`{op}` | {}", pass.name()), counts, String::new());
+            row(format!("`{op}` | {}", named(*pass)), counts, String::new());
             for (verdict, count) in counts {
                 *all.entry(*verdict).or_default() += count;
             }
@@ -221,8 +177,13 @@ mod tests {
         for verdict in [Verdict::Nothing, Verdict::Recomputation, Verdict::Loss, Verdict::Gradient] {
             assert!(count(verdict) > 0, "{verdict:?}");
         }
-        let passes: std::collections::BTreeSet<Pass> = table.once.keys().map(|(_, pass)| *pass).collect();
+        let passes: std::collections::BTreeSet<Option<Pass>> = table.once.keys().map(|(_, pass)| *pass).collect();
         assert_eq!(passes.len(), 4, "{passes:?}");
+        let is_of_gradients = |op: &str| op.contains("_grad_") || op.ends_with("_backward");
+        let forward = [Some(Pass::Forward), Some(Pass::Recomputation)];
+        for (op, pass) in table.once.keys() {
+            assert!(!(is_of_gradients(op) && forward.contains(pass)), "{op}, {}", named(*pass));
+        }
         assert!(table.always.values().any(|(_, audited)| *audited > 0));
     }
 }

@@ -58,7 +58,7 @@ fn a_record_that_nothing_here_gives_is_told_from_a_faulty_device() {
         &format!("update 3: gradient differs in {tensor}"),
         "write the same bits in all ",
         "agrees with itself",
-        "this machine agrees with itself: the record was made by something that computes otherwise",
+        "both devices agree: the machine that made the record computes differently",
     ] {
         assert!(found.out.contains(part), "`{part}` in {}", found.out);
     }

@@ -215,11 +215,18 @@ fn what_a_run_was_made_from_has_known_names() {
     let none: fn(&mut Receipt) = |receipt| receipt.segment = Some(0);
     escaped.unless(&folder, "segments of nothing", none, &["receipt.json: "]);
     // The lines of a data file, which the hash of the file does not cover.
-    refit(&folder, |receipt| receipt.made.data[0].line_count += 1);
     let with_data = ["verify", "run", "--data", "data.jsonl"];
-    escaped.unless_said(&folder, &with_data, "one line more", &["data.jsonl: the receipt has its hash"]);
+    refit(&folder, |receipt| receipt.made.data[0].size += 1);
+    escaped.unless_said(&folder, &with_data, "one byte more", &["data.jsonl: the receipt has its hash"]);
     restore(&folder);
-    refit(&folder, |receipt| receipt.made.data[0].lines_per_digest = u64::MAX);
+    let changes: [Edit<Receipt>; 3] = [
+        ("one line more", |receipt| receipt.made.data[0].line_count += 1),
+        ("endless groups", |receipt| receipt.made.data[0].lines_per_digest = u64::MAX),
+        ("no groups", |receipt| receipt.made.data[0].lines_per_digest = 0),
+    ];
+    for (what, change) in changes {
+        escaped.unless(&folder, what, change, &["a data file has not as many digests as its lines give"]);
+    }
     folder.put("other.jsonl", folder.text("data.jsonl") + "{}\n");
     let found = folder.run(&["verify", "run", "--data", "other.jsonl"]);
     assert_eq!(found.code, 8, "{}{}", found.out, found.err);

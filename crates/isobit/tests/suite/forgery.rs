@@ -116,7 +116,7 @@ fn claimed_inputs_are_compared_with_the_identity_and_with_the_files() {
             |of| *of.made.base.tensors.values_mut().next().expect("one") = Hash([0; 32]),
             &with_model,
             8,
-            "differs from what the run was trained on",
+            "is not the tensor that the run was trained on",
         ),
     ];
     for (edit, command, code, part) in edits {
@@ -408,6 +408,16 @@ fn a_statement_replaces_only_statements() {
     // Another division into segments is another receipt.
     refit(&folder, |receipt| receipt.segment = Some(1));
     says(&folder, &["verify", "run", "--key", "public.pem"], 8, "it is about another receipt");
+}
+
+/// Without the number of its rows a run would escape the checks of its course.
+#[test]
+fn a_receipt_says_how_many_rows_there_are() {
+    let folder = ground(None);
+    refit(&folder, |receipt| receipt.made.rows = None);
+    says(&folder, &["verify", "run"], 8, "receipt.json: it is malformed: `isobit.receipt/2` has `segment` and");
+    says(&folder, &["verify", "run/final"], 8, "`isobit.receipt/2` has `segment` and `made.rows`");
+    says(&folder, &["prove", "run", "-q"], 8, "has `segment` and `made.rows`");
 }
 
 /// Names that lead out of the model's folder are not followed.

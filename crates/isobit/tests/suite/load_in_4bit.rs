@@ -352,3 +352,19 @@ fn what_cannot_be_loaded_so_is_refused() {
     put_tensors(&path, &tensors);
     folder.train("out", &[ON]).says(8, &[&tensors[at].0, "element 70 is NaN"]);
 }
+
+/// The rule is part of the identity: a record of the run and one of the same run without it differ
+/// by name.
+#[test]
+fn the_rule_is_named_where_records_differ() {
+    let folder = Folder::new(SHAPE);
+    let steps = ["max_steps=1", "save_steps=1"];
+    folder.trained("on", &[&steps[..], &[ON]].concat());
+    folder.trained("off", &steps);
+    let found = folder.run(&["replay", "on", "--steps", "1", "--set", "load_in_4bit=false"]);
+    let part =
+        "the rule by which the base is quantised while it is loaded (`load_in_4bit`) is none, the run's was int4-1";
+    assert!(found.code == 1 && found.out.contains(part), "{}{}", found.out, found.err);
+    let found = folder.run(&["diff", "on/receipt.json", "off/receipt.json"]);
+    assert!(found.code == 1 && found.out.contains("load_in_4bit: int4-1 against none"), "{}", found.out);
+}

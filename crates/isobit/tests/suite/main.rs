@@ -6,6 +6,7 @@ mod bench;
 mod chat;
 mod continued;
 mod data;
+mod decoys;
 mod demo;
 mod descent;
 mod device_lists;

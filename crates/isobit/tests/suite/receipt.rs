@@ -221,7 +221,7 @@ fn an_edited_record_is_found_where_it_was_edited() {
     let found = folder.run(&["replay", "run", "--steps", "3..6", "-q"]);
     assert_eq!(found.code, 1, "{}{}", found.out, found.err);
     assert!(found.out.contains("update 4: the chain agrees, but checkpoint-4 holds other numbers"), "{}", found.out);
-    assert!(found.out.contains("updates 3 to 6 agree with the chain, from checkpoint-2"), "{}", found.out);
+    assert!(found.out.contains("replayed from checkpoint-2: updates 3 to 6 agree with the chain"), "{}", found.out);
     assert!(found.out.contains("recorded, ") && found.out.contains("(0x"), "{}", found.out);
     // From the changed checkpoint on, its weights are not those of the chain.
     let found = folder.run(&["replay", "run", "--steps", "5..6", "-q"]);
@@ -233,6 +233,33 @@ fn an_edited_record_is_found_where_it_was_edited() {
     edited.folder.as_mut().expect("a record").checkpoints.insert("checkpoint-4".to_string(), hash);
     edited.write(&folder.path("run")).expect("written");
     says(&["checkpoint-4/adapter_model.safetensors: its weights are not those of update 4 in the chain"]);
+}
+
+/// What `verify` advises for damaged files of a run brings them back.
+#[test]
+fn the_advice_of_verify_works() {
+    let folder = trained(None);
+    let whole = std::fs::read(folder.path("run/receipt.json")).expect("read");
+    let cases = [
+        ("final/adapter_model.safetensors", "--resume"),
+        ("receipt.json", "--resume"),
+        ("checkpoint-6/optimizer.safetensors", "--resume-from=checkpoint-4"),
+    ];
+    for (name, resume) in cases {
+        crate::forgery::poke(&folder, &format!("run/{name}"));
+        let found = folder.run(&["verify", "run"]);
+        let advice = "hint: put the files back from a copy; or `train --resume` writes final/ and the receipt again";
+        assert!(found.code == 8 && found.err.contains(advice), "{name}: {}{}", found.out, found.err);
+        folder.trained("run", &[&STEPS[..], &[resume]].concat());
+        folder.run(&["verify", "run"]).says(0, &[]);
+        assert!(std::fs::read(folder.path("run/receipt.json")).expect("read") == whole, "{name}");
+    }
+    // No file of the run is to blame for other data.
+    let found = folder.run(&["verify", "run", "--data", "config.toml"]);
+    assert!(found.code == 8 && !found.err.contains("hint: "), "{}{}", found.out, found.err);
+    crate::forgery::poke(&folder, "run/final/adapter_model.safetensors");
+    let found = folder.run(&["verify", "run/final"]);
+    assert!(found.code == 8 && found.err.contains("hint: copy the folder again"), "{}", found.err);
 }
 
 /// Metrics and chain are read before anything is cut or moved.
@@ -296,7 +323,12 @@ fn other_inputs_are_named() {
     let found = folder.run(&["verify", "run", "--data", "changed.jsonl"]);
     assert!(found.code == 8 && found.out.contains(&format!("changed.jsonl: line {line} is not")), "{}", found.out);
     let found = folder.run(&["replay", "run", "--steps", "1..2", "--data", "changed.jsonl"]);
-    assert!(found.code == 1 && found.out.contains(&format!("changed.jsonl:{line}: ")), "{}{}", found.out, found.err);
+    assert!(
+        found.code == 1 && found.out.contains(&format!("changed.jsonl: line {line} is not")),
+        "{}{}",
+        found.out,
+        found.err
+    );
     let found = folder.run(&["replay", "run", "--steps", "1..2", "--set", "seed=8"]);
     assert!(found.code == 1 && found.out.contains("config `seed` is 8, the run's was 7"), "{}{}", found.out, found.err);
     let found = folder.run(&["prove", "run", "--set", "seed=8"]);
@@ -311,7 +343,7 @@ fn other_inputs_are_named() {
     bytes[last] ^= 1;
     std::fs::write(&path, bytes).expect("written");
     let found = folder.run(&["verify", "run/final", "--model", "model"]);
-    assert!(found.code == 8 && found.out.contains("differs from what the run was trained on"), "{}", found.out);
+    assert!(found.code == 8 && found.out.contains("is not the tensor that the run was trained on"), "{}", found.out);
 }
 
 #[test]

@@ -50,6 +50,13 @@ fn a_proof_is_checked_by_its_signature_and_its_files() {
         "{}",
         whole.out
     );
+    // A chance means nothing if the prover chose.
+    let own = folder.run(&["prove", "seed", "-q", "-o", "own.json", "--segments", "2", "--json"]);
+    assert_eq!((own.code, &own.json()[0]["chosen_by"]), (0, &"self".into()), "{}", own.err);
+    assert!(own.json()[0]["detection"].is_null() && whole.out.contains("same bits"), "{}", own.out);
+    let own = folder.run(&["verify", "seed/final", "--statement", "own.json"]);
+    let says = "the prover chose them, which says nothing against a prover who wanted to avoid a segment";
+    assert!(own.code == 0 && own.out.contains(says) && !own.out.contains('%'), "{}", own.out);
     folder.run(&["prove", "seed", "--challenge", "xyz", "--segments", "1"]).says(2, &["hexadecimal"]);
     let path = folder.path("seed/final/adapter_model.safetensors");
     let mut bytes = std::fs::read(&path).expect("read");
@@ -65,23 +72,80 @@ struct Checkers<'a> {
     python: bool,
 }
 
-impl Checkers<'_> {
-    /// Whether each accepts the statement of `run`, signed by a key.
-    fn accept(&self, key: &str) -> Vec<bool> {
-        let verified = self.folder.run(&["verify", "run", "--key", key]);
+impl<'a> Checkers<'a> {
+    fn new(test: &str, folder: &'a Folder) -> Self {
+        let has_python = Command::new("python3").args(["-c", "import cryptography"]).output();
+        let python = has_python.is_ok_and(|output| output.status.success());
+        if !python {
+            let missing = ("python".to_string(), "no Python 3 with the package cryptography".to_string());
+            skip(test, &[missing]);
+        }
+        Self { folder, python }
+    }
+
+    /// What each says of the statement of `run`, signed by a key, and whether it accepts it.
+    fn say(&self, key: &str, more: &[&str]) -> Vec<(bool, String)> {
+        let verified = self.folder.run(&[&["verify", "run", "--key", key], more].concat());
         assert!([0, 8].contains(&verified.code), "{}{}", verified.out, verified.err);
-        let mut all = vec![verified.code == 0];
+        let mut all = vec![(verified.code == 0, verified.out)];
         if self.python {
             let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/verify_statement.py");
             let path = |name: &str| self.folder.path(name);
             let arguments = [path("run/statement.json"), path("run/final"), "--key".into(), path(key)];
-            let output = Command::new("python3").arg(script).args(arguments).output().expect("it runs");
-            let code = output.status.code();
-            assert!([Some(0), Some(1)].contains(&code), "{}", String::from_utf8_lossy(&output.stderr));
-            all.push(code == Some(0));
+            let output = Command::new("python3").arg(script).args(arguments).args(more).output().expect("it runs");
+            let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+            assert!([Some(0), Some(1)].contains(&output.status.code()), "{said}");
+            all.push((output.status.success(), said));
         }
         all
     }
+
+    /// Whether each accepts it.
+    fn accept(&self, key: &str) -> Vec<bool> {
+        self.say(key, &[]).into_iter().map(|(accepts, _)| accepts).collect()
+    }
+
+    /// Each must accept it or not, and say one of these.
+    #[track_caller]
+    fn must_say(&self, more: &[&str], accepted: bool, parts: [&str; 2]) {
+        for ((accepts, said), part) in self.say("public.pem", more).into_iter().zip(parts) {
+            assert!(accepts == accepted && said.contains(part), "{accepts}: `{part}` in {said}");
+        }
+    }
+}
+
+/// Who chose what was replayed decides what a statement is worth: both checkers say it.
+#[test]
+fn who_chose_the_segments_is_said() {
+    let folder = trained(None);
+    let check = Checkers::new("statement::who_chose_the_segments_is_said", &folder);
+    folder.put("key.pem", KEY);
+    folder.put("public.pem", PUBLIC);
+    let prove = |more: &[&str]| {
+        folder.run(&[&["prove", "run", "-q", "--key", "key.pem"], more].concat()).says(0, &[]);
+    };
+    prove(&["--segments", "2"]);
+    let own = ["the prover chose them, which says nothing against", "chosen by the prover, who could avoid any"];
+    check.must_say(&[], true, own);
+    check.must_say(&["--challenge", "0a"], false, ["it does not answer the challenge"; 2]);
+    // One that has a probability nevertheless.
+    let envelope = Envelope::read(&folder.path("run/statement.json")).expect("an envelope");
+    let mut statement: Value = serde_json::from_slice(&envelope.payload().expect("base64")).expect("JSON");
+    statement["predicate"]["isobit_reexecution"]["probability_of_detection"] =
+        json!({ "if_one_segment_is_wrong": 2.0 / 3.0, "if_a_tenth_is_wrong": 2.0 / 3.0 });
+    let key = PrivateKey::read(&folder.path("key.pem")).expect("a key");
+    let payload = statement.to_string();
+    Envelope::new(payload.as_bytes(), Some(&key)).write(&folder.path("run/statement.json")).expect("written");
+    check.must_say(&[], false, ["predicate.isobit_reexecution.probability_of_detection"; 2]);
+    // A challenge that was not compared, and one that all segments answer, whichever it is.
+    prove(&["--segments", "2", "--challenge", "0a"]);
+    check.must_say(&[], true, ["challenge of the statement is not compared", "(not compared: give --challenge)"]);
+    check.must_say(&["--challenge", "0A"], true, ["by the challenge 0a", "replayed, by challenge 0a\n"]);
+    prove(&["--segments", "3", "--challenge", "0a"]);
+    let all = ["replays everything, as any would ask", "replayed, by challenge 0a, as 0b would ask, for all were\n"];
+    check.must_say(&["--challenge", "0b"], true, all);
+    prove(&[]);
+    check.must_say(&[], true, ["replayed all of 3 segments with 6 updates", "3 of 3 segments replayed\n"]);
 }
 
 /// Other payloads that the holder of the key may sign, and whether they are accepted.
@@ -108,6 +172,7 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
         statement.to_string()
     };
     let zero = || Value::from("0".repeat(64));
+    let one_third = Value::from(0.333_333_333_333_4);
     let chain = |digest: &str| json!({ "name": "chain", "digest": { "blake3": digest } });
     vec![
         (good.clone(), true, "the same payload"),
@@ -122,6 +187,7 @@ fn payloads(folder: &Folder, envelope: &str) -> Vec<(String, bool, &'static str)
         (replayed(false), false, "nothing was replayed"),
         (replayed(true), false, "all was replayed, with the numbers of one segment"),
         (put(&format!("{again}/probability_of_detection/if_one_segment_is_wrong"), 1.0.into()), false, "certainty"),
+        (put(&format!("{again}/probability_of_detection/if_one_segment_is_wrong"), one_third), false, "another digit"),
         (put(&format!("{again}/challenge/chosen_by"), "the pope\n\u{1b}[31m".into()), false, "who chose"),
         (put(&format!("{again}/challenge/hex"), "c0ffef".into()), false, "another challenge"),
         (put(&format!("{again}/segments/2/starts_after"), 5.into()), false, "a start after the first update"),
@@ -182,13 +248,7 @@ fn keys_and_statements_of_others() {
 #[test]
 fn hostile_envelopes_are_refused() {
     let folder = trained(None);
-    let has_python = Command::new("python3").args(["-c", "import cryptography"]).output();
-    let python = has_python.is_ok_and(|output| output.status.success());
-    if !python {
-        let missing = ("python".to_string(), "no Python 3 with the package cryptography".to_string());
-        skip("statement::hostile_envelopes_are_refused", &[missing]);
-    }
-    let check = Checkers { folder: &folder, python };
+    let check = Checkers::new("statement::hostile_envelopes_are_refused", &folder);
     for (name, text) in [("key.pem", KEY), ("public.pem", PUBLIC), ("ec-key.pem", EC_KEY), ("ec-public.pem", EC_PUBLIC)]
     {
         folder.put(name, text);
@@ -251,7 +311,34 @@ fn hostile_envelopes_are_refused() {
             both(public, &folder.text("signed.json"), accepted, what);
         }
         both(public, "{", false, "no JSON");
+        both(public, &format!("{text}{}", " ".repeat(32 << 20)), false, "an envelope of more than 32 MiB");
         both(public, &text, true, "as it was written");
+    }
+}
+
+/// A key of small order, for which one signature is of every message, and a signature that begins
+/// with such a point.
+#[test]
+fn points_of_small_order_sign_nothing() {
+    let folder = trained(None);
+    let check = Checkers::new("statement::points_of_small_order_sign_nothing", &folder);
+    folder.put("key.pem", KEY);
+    folder.put("public.pem", PUBLIC);
+    let weak = "MCowBQYDK2VwAyEAAQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    folder.put("weak.pem", format!("-----BEGIN PUBLIC KEY-----\n{weak}\n-----END PUBLIC KEY-----\n"));
+    folder.run(&["prove", "run", "-q", "--segments", "1", "--key", "key.pem"]).says(0, &[]);
+    let mut envelope: Value = serde_json::from_str(&folder.text("run/statement.json")).expect("JSON");
+    envelope["signatures"][0]["sig"] =
+        "AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA==".into();
+    folder.put("run/statement.json", envelope.to_string());
+    assert!(check.accept("public.pem").iter().all(|accepts| !accepts));
+    folder.run(&["verify", "run", "--key", "weak.pem"]).says(2, &["weak.pem: it is not an Ed25519"]);
+    if check.python {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/verify_statement.py");
+        let arguments = ["run/statement.json", "run/final", "--key", "weak.pem"];
+        let output = Command::new("python3").arg(script).args(arguments).current_dir(folder.path("")).output();
+        let said = String::from_utf8_lossy(&output.expect("it runs").stderr).into_owned();
+        assert!(said.contains("the key is of small order"), "{said}");
     }
 }
 

@@ -226,6 +226,11 @@ pub struct CutChain {
 }
 
 impl CutChain {
+    /// The link of the last line that stays.
+    pub fn link(&self) -> Hash {
+        self.link
+    }
+
     pub fn commit(self) -> Result<ChainFile, FileError> {
         self.kept.commit()?;
         ChainFile::append_to(self.path, self.link)

@@ -3,8 +3,8 @@
 
 use crate::chain::{Chain, Item};
 use crate::hash::Hash;
-use crate::name::{harmless, quoted};
-use crate::receipt::{Made, Receipt};
+use crate::name::{counted, harmless, quoted};
+use crate::receipt::{DIGESTS_OF_INPUTS, DataFile, IDENTITY, Made, Receipt};
 use crate::regular;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -103,9 +103,10 @@ pub fn receipts(a: (&Path, &Receipt), b: (&Path, &Receipt)) -> Vec<String> {
     said
 }
 
+/// What the identities have besides the digests of inputs, which are compared one by one.
 fn arithmetic(said: &mut Vec<String>, x: &Made, y: &Made) {
-    for key in ["numerics", "profile", "start"] {
-        let value = |made: &Made| made.identity.get(key).map_or("none".to_string(), Clone::clone);
+    for key in IDENTITY.into_iter().filter(|key| !DIGESTS_OF_INPUTS.contains(key)) {
+        let value = |made: &Made| made.identity.get(key).map_or("none".to_string(), |value| harmless(value, 64));
         if value(x) != value(y) {
             said.push(format!("{key}: {} against {}", value(x), value(y)));
         }
@@ -123,12 +124,7 @@ fn inputs(said: &mut Vec<String>, a: &Receipt, b: &Receipt) {
         hashes(said, kind, &hash(x), &hash(y));
     }
     for (at, (x, y)) in x.data.iter().zip(&y.data).enumerate() {
-        if let Some(lines) = x.first_difference(y) {
-            let (at, kind) = (at + 1, harmless(&x.used_for, 40));
-            said.push(format!("data file {at} ({kind}): line {} is the first that differs", lines.start()));
-        } else if x != y {
-            said.push(format!("data file {}: the same hash, but other lines or another use or size", at + 1));
-        }
+        said.extend(data_files(at + 1, x, y));
     }
     if x.data.len() != y.data.len() {
         said.push(format!("data files: {} against {}", x.data.len(), y.data.len()));
@@ -136,6 +132,17 @@ fn inputs(said: &mut Vec<String>, a: &Receipt, b: &Receipt) {
     if a.program != b.program {
         said.push(format!("program: {} against {}", harmless(&a.program, 40), harmless(&b.program, 40)));
     }
+}
+
+/// Digests of groups of lines are compared only if both have equally many lines in a group.
+fn data_files(number: usize, x: &DataFile, y: &DataFile) -> Option<String> {
+    let what = match x.first_difference(y) {
+        None if x == y => return None,
+        None => "the same hash, but other lines or another use or size".to_string(),
+        Some(lines) if x.lines_per_digest == y.lines_per_digest => format!("{lines} is the first that differs"),
+        Some(_) => format!("{} against {}", counted(x.line_count, "line"), y.line_count),
+    };
+    Some(format!("data file {number} ({}): {what}", harmless(&x.used_for, 40)))
 }
 
 fn values(said: &mut Vec<String>, kind: &str, a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) {

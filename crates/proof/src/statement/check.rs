@@ -14,7 +14,7 @@ use crate::layout::checkpoint_step;
 use crate::name::{harmless, quoted};
 use crate::receipt::Receipt;
 use crate::verify::Report;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -25,6 +25,8 @@ pub struct Asked<'a> {
     pub key: Option<&'a PublicKey>,
     /// It answers this challenge.
     pub challenge: Option<&'a str>,
+    /// It was asked for, and does not just lie in the folder.
+    pub is_named: bool,
 }
 
 /// Checks a statement against the receipt of the run and the files of its final folder.
@@ -37,7 +39,36 @@ pub fn check(
 ) -> Result<(), FileError> {
     let Some(envelope) = report.damage_as_finding(path, Envelope::read(path))? else { return Ok(()) };
     report.files += 1;
-    match asked.key {
+    if !asked.is_named && is_of_earlier_end(&envelope, receipt) {
+        let what = "statement.json is about an earlier end of the run: `isobit prove` makes a new one";
+        report.notes.push(what.to_string());
+        return Ok(());
+    }
+    check_signature(report, path, &envelope, asked.key);
+    let read = read_statement(&envelope, receipt);
+    let read =
+        read.and_then(|statement| Ok((said(&statement["predicate"]["isobit_reexecution"], receipt)?, statement)));
+    let ((done, as_now), statement) = match read {
+        Ok(read) => read,
+        Err(what) => {
+            report.add_finding(path, what);
+            return Ok(());
+        }
+    };
+    if !as_now {
+        let what = "replays of the statement began after other checkpoints than those that are there now";
+        report.notes.push(what.to_string());
+    }
+    check_challenge(report, path, &done, asked.challenge);
+    if check_content(report, path, &statement, (receipt, folder, &done))? {
+        report.replayed = Some(done);
+    }
+    Ok(())
+}
+
+/// The signature, or a note on what was not checked of it.
+fn check_signature(report: &mut Report, path: &Path, envelope: &Envelope, key: Option<&PublicKey>) {
+    match key {
         Some(key) if !envelope.is_signed_by(key) => report.add_finding(path, "it is not signed by the given key"),
         Some(key) => report.notes.push(format!("the statement is signed by key {}", key.id())),
         None if envelope.is_signed() => {
@@ -45,63 +76,81 @@ pub fn check(
         }
         None => report.notes.push("the statement is not signed".to_string()),
     }
-    let statement = envelope.payload().and_then(|payload| serde_json::from_slice::<UniqueValue>(&payload).ok());
-    let statement = statement.map(|UniqueValue(statement)| statement);
+}
+
+/// Whether it is about this run, with another receipt: a run that goes on, or that writes its result
+/// in another type, gets one.
+fn is_of_earlier_end(envelope: &Envelope, receipt: &Receipt) -> bool {
+    let payload = envelope.payload();
+    let statement = payload.and_then(|payload| serde_json::from_slice::<UniqueValue>(&payload).ok());
+    let Some(UniqueValue(statement)) = statement else { return false };
+    let predicate = &statement["predicate"];
+    let identity = &predicate["buildDefinition"]["internalParameters"]["identity"];
+    let about = predicate["runDetails"]["metadata"]["invocationId"].as_str();
+    *identity == json!(receipt.made.identity) && about.is_some_and(|digest| digest != receipt.digest.to_string())
+}
+
+/// The statement of this version about this receipt.
+fn read_statement(envelope: &Envelope, receipt: &Receipt) -> Result<Value, String> {
+    let payload = envelope.payload();
+    let statement = payload.and_then(|payload| serde_json::from_slice::<UniqueValue>(&payload).ok());
     let is_one = |statement: &Value| statement["_type"] == TYPE && statement["predicateType"] == PREDICATE;
-    let Some(statement) = statement.filter(is_one) else {
-        report.add_finding(path, "its payload is not an in-toto statement with SLSA provenance");
-        return Ok(());
+    let Some(statement) = statement.map(|UniqueValue(statement)| statement).filter(is_one) else {
+        return Err("its payload is not an in-toto statement with SLSA provenance".to_string());
     };
-    if statement["predicate"]["buildDefinition"]["buildType"] != BUILD_TYPE {
-        report.add_finding(path, format!("it is of another version than `{BUILD_TYPE}`: prove the run again"));
-        return Ok(());
+    let predicate = &statement["predicate"];
+    if predicate["buildDefinition"]["buildType"] != BUILD_TYPE {
+        return Err(format!("it is of another version than `{BUILD_TYPE}`: prove the run again"));
     }
-    let digest = &statement["predicate"]["runDetails"]["metadata"]["invocationId"];
-    if digest.as_str() != Some(receipt.digest.to_string().as_str()) {
-        report.add_finding(path, "it is about another receipt");
-        return Ok(());
+    if predicate["runDetails"]["metadata"]["invocationId"].as_str() != Some(&receipt.digest.to_string()) {
+        return Err("it is about another receipt".to_string());
     }
-    let done = match said(&statement["predicate"]["isobit_reexecution"], receipt) {
-        Ok((done, as_now)) => {
-            if !as_now {
-                let what = "replays of the statement began after other checkpoints than those that are there now";
-                report.notes.push(what.to_string());
-            }
-            done
+    Ok(statement)
+}
+
+/// The challenge that it answers against the one that a verifier gave.
+fn check_challenge(report: &mut Report, path: &Path, done: &Reexecution, wanted: Option<&str>) {
+    match (wanted, &done.challenge) {
+        (None, Challenge::None) => (),
+        (None, Challenge::Given(_)) => {
+            let what = "the challenge of the statement is not compared: name the one that you gave with `--challenge`";
+            report.notes.push(what.to_string());
         }
-        Err(what) => {
-            report.add_finding(path, what);
-            return Ok(());
-        }
-    };
-    if let (None, Challenge::Given(_)) = (asked.challenge, &done.challenge) {
-        let what = "the challenge of the statement is not compared: name the one that you gave with `--challenge`";
-        report.notes.push(what.to_string());
-    }
-    if let Some(wanted) = asked.challenge
-        && done.challenge != Challenge::Given(wanted.to_string())
-    {
-        if done.replayed.len() < done.segments.len() {
+        (Some(wanted), Challenge::Given(given)) if wanted == given => (),
+        (Some(wanted), _) if done.replayed.len() < done.segments.len() => {
             report.add_finding(path, format!("it does not answer the challenge {}", harmless(wanted, 128)));
-        } else {
+        }
+        (Some(_), _) => {
             let what = "the statement was not made for the challenge, but replays everything, as any would ask";
             report.notes.push(what.to_string());
         }
     }
+}
+
+/// Every field, made again from the receipt, the files and what it says was replayed. False if
+/// there is nothing to make it from.
+fn check_content(
+    report: &mut Report,
+    path: &Path,
+    statement: &Value,
+    (receipt, folder, done): (&Receipt, &Path, &Reexecution),
+) -> Result<bool, FileError> {
     let subjects = match Subjects::read(receipt, folder) {
         // Which file it is has been found already.
         Err(error) if error.is_damage() || matches!(error, FileError::Missing { .. }) => {
             report.add_finding(path, format!("its files are not as recorded: {error}"));
-            return Ok(());
+            return Ok(false);
         }
         subjects => subjects?,
     };
-    if let Some(place) = difference(&statement, &content(receipt, &subjects, &done), "") {
+    // Decimals are read as the statement's are: a parser may be off in the last place.
+    let expected = content(receipt, &subjects, done).to_string();
+    let expected = serde_json::from_str(&expected).unwrap_or(Value::Null);
+    if let Some(place) = difference(statement, &expected, "") {
         let place = quoted(place.trim_start_matches('.'));
         report.add_finding(path, format!("its {place} is not what the receipt, the files and the replay give"));
     }
-    report.replayed = Some(done);
-    Ok(())
+    Ok(true)
 }
 
 /// What a statement says was replayed, if that can be true: the segments are those of the receipt,
@@ -167,12 +216,6 @@ fn difference(found: &Value, expected: &Value, place: &str) -> Option<String> {
         (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
             let pairs = a.iter().zip(b).enumerate();
             pairs.into_iter().find_map(|(at, (a, b))| difference(a, b, &format!("{place}.{at}")))
-        }
-        // A decimal parser may be off in the last place.
-        #[expect(clippy::float_arithmetic, reason = "probabilities, written in decimal")]
-        (Value::Number(a), Value::Number(b)) if b.is_f64() => {
-            let near = a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| (a - b).abs() < 1e-12);
-            (!near).then(|| place.to_string())
         }
         _ => (found != expected).then(|| place.to_string()),
     }

@@ -46,7 +46,8 @@ impl PrivateKey {
         })
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    /// From the text of a PEM file.
+    pub fn parse(text: &str) -> Option<Self> {
         if let Some(der) = pem(text, "PRIVATE KEY") {
             return match der.strip_prefix(&PRIVATE) {
                 Some(key) => Some(Self::Ed25519(ed25519_dalek::SigningKey::from_bytes(key.try_into().ok()?))),

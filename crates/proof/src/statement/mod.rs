@@ -14,13 +14,14 @@ mod segments;
 pub use check::{Asked, check, is_challenge};
 pub use envelope::Envelope;
 pub use key::{PrivateKey, PublicKey};
-pub use segments::{Challenge, Segment, chosen, detection, divided};
+pub use segments::{Challenge, Segment, chosen, divided};
 
 use crate::error::FileError;
 use crate::hash::{FileRecord, Hash};
 use crate::name::counted;
 use crate::receipt::{self, Receipt};
 use crate::regular;
+use segments::detection;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +31,7 @@ use std::path::Path;
 pub const NAME: &str = "statement.json";
 const TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE: &str = "https://slsa.dev/provenance/v1";
-const BUILD_TYPE: &str = "urn:isobit:training:2";
+const BUILD_TYPE: &str = "urn:isobit:training:3";
 /// Of any version.
 const BUILD_TYPES: &str = "urn:isobit:training:";
 
@@ -67,32 +68,38 @@ impl Reexecution {
         }
     }
 
-    /// The probability that one wrong segment would be among those replayed.
-    pub fn detection(&self) -> f64 {
-        detection(self.segments.len(), self.replayed.len(), 1)
+    /// The probability that one wrong segment would be among those replayed. None if the prover
+    /// chose: who makes the receipt can make it again until its digest avoids a segment.
+    pub fn detection(&self) -> Option<f64> {
+        self.detection_of(1)
+    }
+
+    /// The same of `wrong` segments.
+    fn detection_of(&self, wrong: usize) -> Option<f64> {
+        let (all, count) = (self.segments.len(), self.replayed.len());
+        (self.challenge != Challenge::None || count == all).then(|| detection(all, count, wrong))
     }
 
     /// In words.
     pub fn described(&self) -> String {
-        let (count, all) = (self.replayed.len(), self.segments.len());
-        let of: u64 = self.segments.iter().map(|segment| segment.updates()).sum();
-        let by = match &self.challenge {
-            Challenge::Given(text) => format!("chosen by the challenge {text}"),
-            Challenge::None if count == all => {
-                let segments = counted(all as u64, "segment");
-                return format!("replayed all of {segments} with {}: same bits", counted(of, "update"));
+        let updates = counted(self.segments.iter().map(|segment| segment.updates()).sum(), "update");
+        let segments = counted(self.segments.len() as u64, "segment");
+        let (count, done) = (self.replayed.len(), self.updates());
+        match (&self.challenge, self.detection()) {
+            (Challenge::Given(text), Some(chance)) => {
+                #[expect(clippy::float_arithmetic, reason = "a percentage, for people")]
+                let percent = 100.0 * chance;
+                format!(
+                    "replayed {done} of {updates} in {count} of {segments} (chosen by the challenge {text}): same \
+                     bits; a single wrong segment had a {percent:.1} % chance of being replayed"
+                )
             }
-            Challenge::None => "self-chosen: a verifier should give a challenge".to_string(),
-        };
-        #[expect(clippy::float_arithmetic, reason = "a percentage, for people")]
-        let chance = 100.0 * self.detection();
-        let updates = self.updates();
-        format!(
-            "replayed {updates} of {} in {count} of {} ({by}): same bits; a single wrong segment had a \
-             {chance:.1} % chance of being replayed",
-            counted(of, "update"),
-            counted(all as u64, "segment")
-        )
+            (_, Some(_)) => format!("replayed all of {segments} with {updates}: same bits"),
+            (_, None) => format!(
+                "replayed {done} of {updates} in {count} of {segments}: same bits; the prover chose them, which says \
+                 nothing against a prover who wanted to avoid a segment: ask for others with `--challenge HEX`"
+            ),
+        }
     }
 }
 
@@ -213,17 +220,17 @@ fn reexecution(receipt: &Receipt, done: &Reexecution) -> Value {
         Challenge::Given(text) => json!({ "chosen_by": done.chosen_by(), "hex": text }),
         Challenge::None => json!({ "chosen_by": done.chosen_by() }),
     };
-    let few = segments.len().div_ceil(10);
-    json!({
+    let mut object = json!({
         "updates": receipt.made.updates,
         "reexecuted_updates": done.updates(),
         "segments": segments.iter().enumerate().map(segment).collect::<Vec<Value>>(),
         "challenge": challenge,
-        "probability_of_detection": {
-            "if_one_segment_is_wrong": done.detection(),
-            "if_a_tenth_is_wrong": detection(segments.len(), replayed.len(), few),
-        },
         "agrees": true,
         "environment": environment,
-    })
+    });
+    let a_tenth = segments.len().div_ceil(10);
+    if let (Some(one), Some(tenth)) = (done.detection(), done.detection_of(a_tenth)) {
+        object["probability_of_detection"] = json!({ "if_one_segment_is_wrong": one, "if_a_tenth_is_wrong": tenth });
+    }
+    object
 }

@@ -66,7 +66,7 @@ pub fn chosen(challenge: &Challenge, receipt: Hash, segments: usize, count: usiz
 
 /// The probability that at least one of `wrong` segments is among `count` of `segments` chosen at
 /// random: `1 − C(S − w, K) / C(S, K)`.
-pub fn detection(segments: usize, count: usize, wrong: usize) -> f64 {
+pub(super) fn detection(segments: usize, count: usize, wrong: usize) -> f64 {
     if wrong == 0 || count == 0 {
         return 0.0;
     }

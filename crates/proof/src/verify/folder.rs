@@ -4,23 +4,24 @@
 use super::metrics::{self, Lines, Source};
 use super::receipt::final_step;
 use super::tensors::Stored;
-use super::{Report, check_origin, check_result, manifest, small_files, state};
+use super::{Kind, Report, check_names, check_origin, check_result, manifest, small_files, state};
 use crate::atomic::is_partial;
 use crate::chain::{self, Chain};
 use crate::error::FileError;
 use crate::hash::{Hash, Manifest};
 use crate::json::{self, UniqueValue};
 use crate::layout::{
-    self, ADAPTER_CONFIG, BESIDE_RESULT, CHECKPOINT_FILES, DATA, FINAL, METRICS, SMALL_FILES, STATE, checkpoint_step,
+    self, ADAPTER_CONFIG, BESIDE_RESULT, DATA, FINAL, Holds, METRICS, SMALL_FILES, STATE, checkpoint_step,
 };
+use crate::lock::Lock;
 use crate::name::{counted, quoted};
-use crate::receipt::{self, FolderRecord, Receipt};
+use crate::receipt::{self, Best, FolderRecord, Made, Receipt};
 use crate::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
 
 pub(super) fn run(folder: &Path) -> Result<Report, FileError> {
-    let mut report = Report { kind: "run", ..Report::default() };
+    let mut report = Report { kind: Kind::Run, ..Report::default() };
     let chain = report.damage_as_finding(&folder.join(chain::NAME), Chain::read(folder))?;
     report.files += usize::from(chain.is_some());
     let receipt = report.damage_as_finding(&folder.join(receipt::NAME), Receipt::read(folder))?;
@@ -58,7 +59,8 @@ impl Whole<'_> {
     }
 
     fn stored(&self) -> Option<Stored<'_>> {
-        Some(Stored { chain: self.chain?, reordered: &self.receipt?.made.reordered })
+        let made = &self.receipt?.made;
+        Some(Stored { chain: self.chain?, reordered: &made.reordered, holds: Holds::by_config(&made.config) })
     }
 
     fn is_finished(&self) -> bool {
@@ -101,11 +103,7 @@ impl Whole<'_> {
             }
             Some(_) => (),
         }
-        let best = chain.updates.iter().filter(|update| update.step <= made.updates);
-        let best =
-            best.filter_map(|update| update.evaluation.filter(|of| of.best).map(|of| (update.step, of))).next_back();
-        let recorded = made.best.as_ref().map(|best| (best.step, best.loss.clone()));
-        if recorded != best.map(|(step, evaluation)| (step, format!("{:016x}", evaluation.loss))) {
+        if made.best != best_until(chain, made.updates) {
             report.add_finding(&path, "its best evaluation is not that of the chain");
         }
         if let (Some(lines), Some(record)) = (self.lines, self.record())
@@ -150,8 +148,9 @@ impl Whole<'_> {
             names.insert(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
         }
         for name in names {
-            let folder = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".partial"));
-            if is_partial(&name) || folder.is_some_and(|name| name == FINAL || checkpoint_step(name).is_some()) {
+            if is_partial(&name) && Lock::in_use(&self.folder.join(&name)).is_some() {
+                report.notes.push(format!("{name} is what `isobit prove` is writing"));
+            } else if is_partial(&name) || layout::is_partial_folder(&name) {
                 report.notes.push(format!("{name} was left by a crash; `train --resume` removes it"));
             } else if !layout::belongs(&name) {
                 report.add_finding(&self.folder.join(&name), "it does not belong to the run");
@@ -188,10 +187,9 @@ impl Whole<'_> {
         let folder = self.folder.join(name);
         let Some(manifest) = manifest(report, &folder, &[])? else { return Ok(()) };
         report.checkpoints += 1;
-        for name in manifest.files.keys().filter(|name| !CHECKPOINT_FILES.contains(&name.as_str())) {
-            report.add_finding(&folder.join(name), "it does not belong to a checkpoint");
-        }
         if let Some(receipt) = self.receipt {
+            let expected = Holds::by_config(&receipt.made.config).checkpoint_files();
+            check_names(report, &folder, manifest.files.keys(), (expected, "a checkpoint of this run"));
             check_origin(report, &folder, &manifest, &receipt.made);
         }
         self.check_adapter_config(report, &folder, &manifest)?;
@@ -220,6 +218,9 @@ impl Whole<'_> {
         // A changed line of the metrics has been named; the states after it are not to blame.
         let metrics_found = report.findings.iter().any(|finding| finding.path.ends_with(METRICS));
         let Some(chain) = self.chain else { return Ok(()) };
+        // A checkpoint of before the run went back stays until its step is saved again, perhaps after
+        // other lines of metrics.
+        let is_ahead = !self.is_finished() && small_files::latest(self.folder).is_none_or(|latest| step > latest);
         if state["step"].as_u64() != Some(step) {
             report.add_finding(&path, format!("it has step {}, expected {step}", quoted(&state["step"].to_string())));
         } else if chain.link(step).is_none() && !self.is_finished() {
@@ -227,12 +228,15 @@ impl Whole<'_> {
             return Ok(());
         } else if chain.link(step).is_none() || !same("chain", chain.link(step)) {
             report.add_finding(&path, format!("its link is not that of update {step} in the chain"));
-        } else if !metrics_found && !same("metrics", self.lines.map(|lines| lines.digest(step))) {
+        } else if !is_ahead && !metrics_found && !same("metrics", self.lines.map(|lines| lines.digest(step))) {
             report.add_finding(&path, "its digest of the metrics is not that of their lines");
         } else if let (false, Some(lines), Some(receipt)) = (metrics_found, self.lines, self.receipt)
-            && let Some(field) = state::wrong_field(&state, chain, &receipt.made, lines, step)
+            && let Some(field) = state::wrong_field(&state, chain, &receipt.made, lines, (step, is_ahead))
         {
             report.add_finding(&path, format!("its {} does not follow from the chain", quoted(&field)));
+        }
+        if is_ahead {
+            report.notes.push(format!("{name} is later than latest.json: the run writes it again"));
         }
         if let Some(stored) = self.stored() {
             stored.check_checkpoint(report, &folder, step)?;
@@ -265,6 +269,23 @@ impl Whole<'_> {
         Ok(())
     }
 
+    /// Whether a final folder can be of an earlier end of this run, made from the same; and whether
+    /// the chain goes that far.
+    fn earlier_end(&self, own: &Made, made: &Made) -> (bool, bool) {
+        // Receipts of version 1 do not say how many rows there are.
+        let start = |of: &Made| Made {
+            rows: own.rows.and(of.rows),
+            updates: 0,
+            link: Hash([0; 32]),
+            best: None,
+            finished: true,
+            ..of.clone()
+        };
+        let end = self.chain.and_then(|chain| Some((chain.link(own.updates)?, best_until(chain, own.updates))));
+        let is_end = end.as_ref().is_none_or(|(link, best)| (own.link, &own.best) == (*link, best));
+        (own.finished && is_end && start(own) == start(made), end.is_some())
+    }
+
     fn check_final(&self, report: &mut Report) -> Result<(), FileError> {
         let folder = self.folder.join(FINAL);
         if folder.symlink_metadata().is_err() {
@@ -282,12 +303,12 @@ impl Whole<'_> {
         let Some(receipt) = self.receipt else { return Ok(()) };
         if !receipt.made.finished {
             report.notes.push("final/ comes from an earlier end of this unfinished run".to_string());
-            let link = self.chain.and_then(|chain| chain.link(own.made.updates));
-            if own.made.identity != receipt.made.identity || link.is_some_and(|link| link != own.made.link) {
+            let (is_earlier, is_known) = self.earlier_end(&own.made, &receipt.made);
+            if !is_earlier {
                 report.add_finding(&path, "it is not the receipt of this run");
                 return Ok(());
             }
-            if link.is_none() {
+            if !is_known {
                 let what = "final/ is not compared: the chain does not have the last update of it yet";
                 report.notes.push(what.to_string());
                 return Ok(());
@@ -302,4 +323,11 @@ impl Whole<'_> {
         }
         Ok(())
     }
+}
+
+/// The best evaluation of the first updates.
+fn best_until(chain: &Chain, updates: u64) -> Option<Best> {
+    let evaluated = chain.updates.iter().take_while(|update| update.step <= updates);
+    let best = evaluated.filter_map(|update| Some((update.step, update.evaluation.filter(|of| of.best)?)));
+    best.last().map(|(step, of)| Best { step, loss: format!("{:016x}", of.loss) })
 }

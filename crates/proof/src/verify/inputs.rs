@@ -4,7 +4,7 @@ use super::Report;
 use crate::error::FileError;
 use crate::hash::{FileRecord, Hash};
 use crate::name::counted;
-use crate::receipt::{DataFile, Receipt, TOKENIZER_FILES};
+use crate::receipt::{DataFile, LineRange, Receipt, TOKENIZER_FILES};
 use crate::safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,6 @@ pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Resu
         let path = folder.join(name);
         let Some(found) = report.damage_as_finding(&path, FileRecord::of(&path))? else { continue };
         report.files += 1;
-        let tensors = made.base.tensors.len();
         let is_weights = path.extension().is_some_and(|kind| kind == "safetensors");
         let (differing, held) =
             if is_weights { differing_tensors(&path, &made.base.tensors)? } else { (Vec::new(), 0) };
@@ -30,11 +29,12 @@ pub fn check_base(report: &mut Report, receipt: &Receipt, folder: &Path) -> Resu
                 let what = format!("the recorded hash is {}, but it has {}", recorded.blake3, found.blake3);
                 report.add_finding(&path, what);
             }
-            Some((first, rest)) => {
-                let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-                let what = format!(
-                    "{first} differs from what the run was trained on{more}; the receipt has {tensors} tensors"
-                );
+            Some((only, [])) => {
+                report.add_finding(&path, format!("{only} is not the tensor that the run was trained on"));
+            }
+            Some((first, _)) => {
+                let count = differing.len();
+                let what = format!("{count} of {held} tensors are not those the run was trained on, first {first}");
                 report.add_finding(&path, what);
             }
         }
@@ -65,30 +65,38 @@ fn differing_tensors(path: &Path, recorded: &BTreeMap<String, Hash>) -> Result<(
 /// Compares a data file with those of the run, and names the first line that differs from the one
 /// that is most like it.
 pub fn check_data(report: &mut Report, receipt: &Receipt, path: &Path) -> Result<(), FileError> {
-    let found = DataFile::of(path, "")?;
     report.files += 1;
-    let data = &receipt.made.data;
-    let is_same = |file: &DataFile| *file == DataFile { used_for: file.used_for.clone(), ..found.clone() };
-    if data.iter().any(is_same) {
-        return Ok(());
+    // By the number of lines that share a digest.
+    let mut read: BTreeMap<u64, DataFile> = BTreeMap::new();
+    let mut nearest: Option<(LineRange, &DataFile)> = None;
+    for recorded in &receipt.made.data {
+        let each = recorded.lines_per_digest;
+        if !read.contains_key(&each) {
+            read.insert(each, recorded.now(path)?);
+        }
+        let found = &read[&each];
+        match recorded.first_difference(found) {
+            None if recorded.is_same_file(found) => return Ok(()),
+            None => {
+                report.add_finding(path, "the receipt has its hash, but another size, or other lines");
+                return Ok(());
+            }
+            Some(lines) if nearest.is_none_or(|(before, _)| lines.first > before.first) => {
+                nearest = Some((lines, recorded));
+            }
+            Some(_) => (),
+        }
     }
-    if data.iter().any(|file| file.blake3 == found.blake3) {
-        report.add_finding(path, "the receipt has its hash, but another size, or other lines");
-        return Ok(());
-    }
-    let first = |file: &&DataFile| file.first_difference(&found).map_or(u64::MAX, |lines| *lines.start());
-    let Some(nearest) = data.iter().max_by_key(first) else {
+    let Some((lines, recorded)) = nearest else {
         report.add_finding(path, "the receipt names no data");
         return Ok(());
     };
-    let lines = nearest.first_difference(&found).unwrap_or(1..=1);
-    let (from, to) = lines.into_inner();
-    let place = if from == to { format!("line {from}") } else { format!("one of lines {from} to {to}") };
-    let counts = if nearest.line_count == found.line_count {
+    let found = &read[&recorded.lines_per_digest];
+    let counts = if recorded.line_count == found.line_count {
         String::new()
     } else {
-        format!("; it has {}, the run's has {}", counted(found.line_count, "line"), nearest.line_count)
+        format!("; it has {}, the run's has {}", counted(found.line_count, "line"), recorded.line_count)
     };
-    report.add_finding(path, format!("{place} is not what the run was trained on{counts}"));
+    report.add_finding(path, format!("{lines} is not what the run was trained on{counts}"));
     Ok(())
 }

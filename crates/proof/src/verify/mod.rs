@@ -17,12 +17,12 @@ pub use tensors::check_frozen;
 
 use crate::chain::Chain;
 use crate::error::FileError;
-use crate::hash::{Hash, Manifest};
+use crate::hash::{FileRecord, Hash, Manifest};
 use crate::json;
-use crate::layout::{ADAPTER, ADAPTER_CONFIG, BESIDE_RESULT, METRICS};
+use crate::layout::{ADAPTER, ADAPTER_CONFIG, BESIDE_RESULT, Holds, METRICS, MODEL};
 use crate::receipt::{Made, NAME as RECEIPT, Receipt, identity_digest};
 use crate::statement::Reexecution;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// What is wrong with a file.
@@ -32,11 +32,30 @@ pub struct Finding {
     pub what: String,
 }
 
+/// What kind of folder was checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    Run,
+    Final,
+    /// Any with a manifest and without a receipt.
+    #[default]
+    Folder,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Final => "final",
+            Self::Folder => "folder",
+        }
+    }
+}
+
 /// What was checked, and what was found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// `run`, `final` or `folder`.
-    pub kind: &'static str,
+    pub kind: Kind,
     pub receipt: Option<Receipt>,
     /// Of a run folder, if it is intact.
     pub chain: Option<Chain>,
@@ -114,13 +133,13 @@ pub fn verify(path: &Path) -> Result<Report, FileError> {
 
 /// A folder with a manifest, and possibly a receipt.
 fn final_folder(path: &Path) -> Result<Report, FileError> {
-    let mut report = Report { kind: "folder", ..Report::default() };
+    let mut report = Report::default();
     let Some(manifest) = manifest(&mut report, path, &BESIDE_RESULT)? else { return Ok(report) };
     if !manifest.files.contains_key(RECEIPT) {
         report.notes.push("there is no receipt in it: files are compared with the manifest alone".to_string());
         return Ok(report);
     }
-    report.kind = "final";
+    report.kind = Kind::Final;
     let read = Receipt::read(path);
     let Some(receipt) = report.damage_as_finding(&path.join(RECEIPT), read)? else { return Ok(report) };
     receipt::check(&mut report, &path.join(RECEIPT), &receipt);
@@ -171,6 +190,33 @@ fn check_origin(report: &mut Report, folder: &Path, manifest: &Manifest, made: &
     }
 }
 
+/// That a folder has these files and no others.
+fn check_names<'a>(
+    report: &mut Report,
+    folder: &Path,
+    found: impl Iterator<Item = &'a String>,
+    (expected, whose): (&[&str], &str),
+) {
+    let found: BTreeSet<&str> = found.map(String::as_str).collect();
+    for name in found.iter().filter(|name| !expected.contains(name)) {
+        report.add_finding(&folder.join(name), format!("it does not belong to {whose}"));
+    }
+    for name in expected.iter().filter(|name| !found.contains(*name)) {
+        report.add_finding(&folder.join(name), "it is missing");
+    }
+}
+
+/// The weights of a whole model have one place: other programs might load an adapter that lies
+/// beside, or several files in place of the one.
+fn check_model_names(report: &mut Report, folder: &Path, result: &BTreeMap<String, FileRecord>) {
+    let is_single = result.contains_key(MODEL);
+    let is_of_several = |name: &str| name != MODEL && name.contains(".safetensors");
+    let is_beside = |name: &&String| name.starts_with("adapter_") || (is_single && is_of_several(name));
+    for name in result.keys().filter(is_beside) {
+        report.add_finding(&folder.join(name), "it does not belong to the model");
+    }
+}
+
 /// The files of a final folder are those that the receipt names: of an adapter two, and of a model
 /// the tokenizer as it is in the base.
 fn check_result(report: &mut Report, folder: &Path, manifest: &Manifest, receipt: &Receipt) {
@@ -179,11 +225,13 @@ fn check_result(report: &mut Report, folder: &Path, manifest: &Manifest, receipt
         return;
     };
     check_origin(report, folder, manifest, &receipt.made);
-    let is_adapter = receipt.made.config.get("adapter.type").is_some_and(|kind| kind == "\"lora\"");
-    for name in result.keys().filter(|name| is_adapter && ![ADAPTER, ADAPTER_CONFIG].contains(&name.as_str())) {
-        report.add_finding(&folder.join(name), "it does not belong to an adapter");
+    let holds = Holds::by_config(&receipt.made.config);
+    match holds {
+        Holds::Adapter => check_names(report, folder, result.keys(), (&[ADAPTER, ADAPTER_CONFIG], "an adapter")),
+        Holds::Model => check_model_names(report, folder, result),
     }
-    let copied = result.iter().filter(|(name, _)| !is_adapter && receipt.made.tokenizer.contains_key(*name));
+    let is_copied = |name: &str| holds == Holds::Model && receipt.made.tokenizer.contains_key(name);
+    let copied = result.iter().filter(|(name, _)| is_copied(name));
     for (name, _) in copied.filter(|(name, record)| receipt.made.tokenizer.get(*name) != Some(record)) {
         report.add_finding(&folder.join(name), "it is not that of the base, by the receipt");
     }

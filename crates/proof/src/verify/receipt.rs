@@ -27,7 +27,8 @@ pub(super) fn check(report: &mut Report, path: &Path, receipt: &Receipt) {
     }
     if receipt.segment.is_none() {
         report.notes.push(
-            "the receipt is of version 1: its digest covers neither the files of the result nor the segments"
+            "the receipt is of version 1: its digest covers neither the files of the result nor the segments, and the \
+             course of the run (its length, learning rates and evaluations) was not checked"
                 .to_string(),
         );
     }

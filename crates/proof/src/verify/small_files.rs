@@ -56,6 +56,12 @@ pub(super) fn check_pointers(report: &mut Report, folder: &Path, receipt: &Recei
     compare(report, &path, &pointer, "of the best evaluation")
 }
 
+/// The step that `latest.json` of an unfinished run names; none if it names none yet.
+pub(super) fn latest(folder: &Path) -> Option<u64> {
+    let UniqueValue(pointer) = json::read_small(&folder.join(LATEST)).ok()?;
+    pointer["step"].as_u64()
+}
+
 /// Names the first field that is not as expected. A missing file has been found by its hash.
 fn compare(report: &mut Report, path: &Path, expected: &Value, of: &str) -> Result<(), FileError> {
     if path.symlink_metadata().is_err() {

@@ -6,7 +6,7 @@
 use super::Report;
 use crate::chain::{Chain, Item, combined, part, tensors_per_part};
 use crate::error::FileError;
-use crate::layout::{ADAPTER, FINAL, MODEL, OPTIMIZER, checkpoint_name};
+use crate::layout::{FINAL, Holds, OPTIMIZER, checkpoint_name};
 use crate::name::quoted;
 use crate::safetensors::{Dtype, SafeTensors, Tensor, TensorFiles};
 use isobit_numerics::cast::{f32_to_bf16, f32_to_f16};
@@ -18,14 +18,13 @@ use std::path::Path;
 const MOMENTS: [&str; 2] = ["moment1.", "moment2."];
 /// What trained tensors of a final folder may be rounded to.
 const ROUNDED: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-/// A folder leaves it out if it is tied to the table.
-const HEAD: &str = "lm_head.weight";
 
 /// A chain, and the tensors that files hold in another layout.
 #[derive(Clone, Copy)]
 pub(super) struct Stored<'a> {
     pub(super) chain: &'a Chain,
     pub(super) reordered: &'a [String],
+    pub(super) holds: Holds,
 }
 
 impl Stored<'_> {
@@ -34,8 +33,7 @@ impl Stored<'_> {
         let Some(update) = step.checked_sub(1).and_then(|at| self.chain.updates.get(at as usize)) else {
             return Ok(());
         };
-        let adapter = folder.join(ADAPTER);
-        let path = if adapter.is_file() { adapter } else { folder.join(MODEL) };
+        let path = folder.join(self.holds.weights());
         let weights = report.damage_as_finding(&path, SafeTensors::open(&path))?;
         if let Some(file) = &weights {
             let digests = self.digests(|name| digest(file.get(name).ok()?));
@@ -70,11 +68,15 @@ impl Stored<'_> {
         folder: &Path,
         (step, finished): (u64, bool),
     ) -> Result<(), FileError> {
-        let Some(last) = report.damage_as_finding(folder, open(folder))? else { return Ok(()) };
+        let Some(last) = report.damage_as_finding(folder, self.holds.open(folder))? else { return Ok(()) };
         let checkpoint = folder.with_file_name(checkpoint_name(step));
-        let saved = if checkpoint.is_dir() { report.damage_as_finding(&checkpoint, open(&checkpoint))? } else { None };
+        let saved = if checkpoint.is_dir() {
+            report.damage_as_finding(&checkpoint, self.holds.open(&checkpoint))?
+        } else {
+            None
+        };
         for name in saved.iter().flat_map(TensorFiles::names) {
-            // A folder may leave out what another tensor holds, like a tied head.
+            // A tensor that is left out is named below.
             let Some((saved, last)) = saved.as_ref().and_then(|saved| saved.get(name).ok()).zip(last.get(name).ok())
             else {
                 continue;
@@ -92,15 +94,16 @@ impl Stored<'_> {
         let digests = self.digests(|name| digest(last.get(name).ok()?));
         self.compare(report, folder, (Item::Weights(None), step), &digests, (update.weights, &update.parts.weights));
         let trained = self.chain.origin.tensors.iter().filter(|name| !self.reordered.contains(name));
-        if last.path().ends_with(ADAPTER) {
+        if self.holds == Holds::Adapter {
             self.check_names(report, last.path(), last.names(), &[""]);
             check_types(report, last.path(), last.files().iter().flat_map(SafeTensors::tensors), &ROUNDED);
         } else {
-            if let Some(name) = trained.clone().find(|name| *name != HEAD && !last.contains(name)) {
+            if let Some(name) = trained.clone().find(|name| !last.contains(name)) {
                 report.add_finding(last.path(), format!("{}, but it is missing", quoted(name)));
             }
-            check_types(report, last.path(), trained.filter_map(|name| last.get(name).ok()), &ROUNDED);
+            check_types(report, last.path(), trained.clone().filter_map(|name| last.get(name).ok()), &ROUNDED);
         }
+        check_one_type(report, last.path(), trained.filter_map(|name| last.get(name).ok()));
         let is_rounded = |name: &String| last.get(name).is_ok_and(|tensor| tensor.dtype != Dtype::F32);
         if saved.is_none() && self.chain.origin.tensors.iter().any(is_rounded) {
             let gone = checkpoint_name(step);
@@ -167,15 +170,24 @@ fn check_types<'a>(report: &mut Report, path: &Path, tensors: impl Iterator<Item
     }
 }
 
+/// That trained tensors are all of one type: `save_dtype` rounds all or none.
+fn check_one_type<'a>(report: &mut Report, path: &Path, mut tensors: impl Iterator<Item = Tensor<'a>>) {
+    let Some(first) = tensors.next() else { return };
+    if let Some(other) = tensors.find(|tensor| tensor.dtype != first.dtype) {
+        let [(name, dtype), (first, expected)] = [&other, &first].map(|tensor| (quoted(tensor.name), tensor.dtype));
+        report.add_finding(path, format!("{name} holds {dtype}, but {first} {expected}: a run writes one type"));
+    }
+}
+
 /// Tensors of the final folder of a run that were not trained are those of the base, rounded if
 /// they are. Expanded ones are compared by a proof alone.
 pub fn check_frozen(report: &mut Report, run: &Path, model: &Path) -> Result<(), FileError> {
     let folder = run.join(FINAL);
     let (Some(chain), Some(receipt)) = (report.chain.clone(), report.receipt.clone()) else { return Ok(()) };
-    if !receipt.made.finished || folder.join(ADAPTER).is_file() {
+    if !receipt.made.finished || Holds::by_config(&receipt.made.config) == Holds::Adapter {
         return Ok(());
     }
-    let Some(last) = report.damage_as_finding(&folder, open(&folder))? else { return Ok(()) };
+    let Some(last) = report.damage_as_finding(&folder, Holds::Model.open(&folder))? else { return Ok(()) };
     let Some(base) = report.damage_as_finding(model, TensorFiles::open(model))? else { return Ok(()) };
     let trained: BTreeSet<&str> = chain.origin.tensors.iter().map(String::as_str).collect();
     let no_experts = receipt.made.reordered.is_empty();
@@ -212,9 +224,4 @@ fn rounded(saved: &Tensor<'_>, dtype: Dtype) -> Result<Option<Vec<u8>>, FileErro
         Dtype::F16 => halves(f32_to_f16),
         _ => Ok(None),
     }
-}
-
-fn open(folder: &Path) -> Result<TensorFiles, FileError> {
-    let stem = if folder.join(ADAPTER).is_file() { "adapter_model" } else { "model" };
-    TensorFiles::open_stem(folder, stem)
 }

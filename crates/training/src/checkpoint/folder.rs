@@ -10,6 +10,7 @@ use super::{
     ADAPTER, ADAPTER_CONFIG, BeforeWrite, FINAL, MODEL, OPTIMIZER, STATE, folder_name, folder_of, step_of, unwatched,
 };
 use isobit_proof::atomic::{is_partial as is_partial_file, remove_partials, sync_folder, write_atomically};
+use isobit_proof::lock::Lock;
 use isobit_proof::{FileError, Manifest, disk, layout};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -197,7 +198,7 @@ pub(super) fn prune_watched(
 /// Removes what a crash left behind: temporary folders and files, and a checkpoint only if it was
 /// requested by a signal and has been replaced by another. `is_of_final` decides which files the
 /// folder `final` may hold; anything else in a temporary folder is an error, and nothing is
-/// removed.
+/// removed. The folder that a proof is writing to stays.
 pub fn clean(output_dir: &Path, run: &Identity, is_of_final: impl Fn(&str) -> bool) -> Result<(), Error> {
     let partials: Vec<PathBuf> = partials(output_dir)?.iter().map(|name| output_dir.join(name)).collect();
     for path in &partials {
@@ -218,11 +219,15 @@ fn check_partial(folder: &Path, is_of_final: &dyn Fn(&str) -> bool) -> Result<()
     if !folder.symlink_metadata().map_err(failed)?.is_dir() {
         return foreign(owner::NOT_OURS);
     }
-    let is_final = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!(".{FINAL}.")));
+    let name = folder.file_name().map_or("".into(), |name| name.to_string_lossy());
+    // A proof writes the final folder once more.
+    let is_proof = is_partial_file(&name);
+    let is_final = is_proof || name.starts_with(&format!(".{FINAL}."));
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
         let name = name.to_str().unwrap_or_default();
         let is_ours = is_partial_file(name)
+            || (is_proof && name == Lock::NAME)
             || if is_final { is_of_final(name) || name == Manifest::NAME } else { OF_CHECKPOINT.contains(&name) };
         match is_ours {
             true => {}
@@ -238,12 +243,6 @@ pub(super) fn partial_name(name: &str) -> String {
     format!(".{name}.partial")
 }
 
-fn is_partial(name: &str) -> bool {
-    let inner = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".partial"));
-    let inner = inner.map(|inner| inner.strip_suffix(".removed").unwrap_or(inner));
-    inner.is_some_and(|inner| step_of(inner).is_some() || inner == FINAL)
-}
-
 /// Renames first: a half-removed folder must not look like a checkpoint.
 pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("remove", folder, error);
@@ -251,7 +250,7 @@ pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(),
         return Err(failed(std::io::Error::from(std::io::ErrorKind::InvalidInput)).into());
     };
     let mut leaving = folder.to_path_buf();
-    if !is_partial(name) {
+    if !layout::is_partial_folder(name) {
         leaving = parent.join(partial_name(&format!("{name}.removed")));
         if leaving.symlink_metadata().is_ok() {
             watch(&leaving)?;
@@ -265,9 +264,12 @@ pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(),
     Ok(disk::remove_folder(&leaving).map_err(failed)?)
 }
 
-/// Temporary names of checkpoints, whether folders or not.
+/// Temporary names of checkpoints, whether folders or not, and folders of proofs that have ended.
 fn partials(output_dir: &Path) -> Result<Vec<String>, Error> {
-    Ok(entries(output_dir)?.into_iter().map(|(name, _)| name).filter(|name| is_partial(name)).collect())
+    let is_of_proof = |name: &str| is_partial_file(name) && Lock::in_use(&output_dir.join(name)).is_none();
+    let is_left = |name: &str, is_folder| layout::is_partial_folder(name) || (is_folder && is_of_proof(name));
+    let left = entries(output_dir)?.into_iter().filter(|(name, is_folder)| is_left(name, *is_folder));
+    Ok(left.map(|(name, _)| name).collect())
 }
 
 /// Names in the run folder, and whether each is a folder.
@@ -281,21 +283,4 @@ fn entries(output_dir: &Path) -> Result<Vec<(String, bool)>, Error> {
     }
     entries.sort_unstable();
     Ok(entries)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn leftovers_are_told_by_their_names() {
-        for leftover in [".checkpoint-2.partial", ".checkpoint-2.removed.partial", ".final.partial"] {
-            assert!(is_partial(leftover), "{leftover}");
-        }
-        for other in
-            [".partial", "..partial", ".x.partial", "checkpoint-2", ".checkpoint-x.partial", ".removed.partial"]
-        {
-            assert!(!is_partial(other), "{other}");
-        }
-    }
 }

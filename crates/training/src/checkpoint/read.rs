@@ -4,6 +4,7 @@
 use super::error::{Error, IdentityDifference};
 use super::state::{Identity, Progress, Snapshot};
 use super::{ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE, step_of};
+use isobit_proof::layout::Holds;
 use isobit_proof::safetensors::{NamedTensor, SafeTensors};
 use isobit_proof::{FileError, Manifest, regular};
 use serde::de::DeserializeOwned;
@@ -70,18 +71,19 @@ pub fn open(folder: &Path, identity: &Identity) -> Result<Opened, Error> {
     if !differences.is_empty() {
         return Err(Error::Different { folder: folder.to_path_buf(), differences });
     }
-    open_tensors(folder, progress)
+    // Its files are those of one of the two kinds.
+    let holds = if folder.join(ADAPTER).exists() { Holds::Adapter } else { Holds::Model };
+    open_tensors(folder, progress, holds)
 }
 
 /// Opens a checkpoint whatever run made it and whatever its manifest says: to look at what is in
 /// its files, not to resume from it.
-pub fn open_as_it_is(folder: &Path) -> Result<Opened, Error> {
-    open_tensors(folder, read_json(&folder.join(STATE))?)
+pub fn open_as_it_is(folder: &Path, holds: Holds) -> Result<Opened, Error> {
+    open_tensors(folder, read_json(&folder.join(STATE))?, holds)
 }
 
-fn open_tensors(folder: &Path, progress: Progress) -> Result<Opened, Error> {
-    let adapter = folder.join(ADAPTER).exists();
-    let weights = SafeTensors::open(&folder.join(if adapter { ADAPTER } else { MODEL }))?;
+fn open_tensors(folder: &Path, progress: Progress, holds: Holds) -> Result<Opened, Error> {
+    let weights = SafeTensors::open(&folder.join(holds.weights()))?;
     let optimizer = SafeTensors::open(&folder.join(OPTIMIZER))?;
     check_moments(&optimizer, &weights)?;
     Ok(Opened { progress, weights, optimizer })

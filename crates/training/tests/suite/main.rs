@@ -15,6 +15,7 @@ mod emulated;
 mod experts;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod free_pages;
+mod going_back;
 mod hard_to_route;
 mod laws;
 mod offload;
