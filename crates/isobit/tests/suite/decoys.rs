@@ -102,9 +102,8 @@ fn change_tensors(folder: &Folder, change: impl Fn(&str, &mut Dtype, &mut Vec<u8
         }
     }
     drop(file);
-    let entry = |(name, dtype, shape, bytes)| Entry { name, dtype: *dtype, shape, bytes };
     let entries: Vec<Entry> =
-        tensors.iter().map(|(name, dtype, shape, bytes)| entry((name, dtype, shape, bytes))).collect();
+        tensors.iter().map(|(name, dtype, shape, bytes)| Entry { name, dtype: *dtype, shape, bytes }).collect();
     write(&path, &BTreeMap::new(), &entries).expect("written");
     refit(folder, |_| ());
 }
