@@ -196,8 +196,8 @@ impl Receipt {
         }
     }
 
-    /// Version 2 has `segment` and `made.rows`, version 1 neither. Without them a receipt of version 2
-    /// would escape the checks that need them.
+    /// Version 2 has `segment` and `made.rows`, version 1 neither. Without them a receipt of
+    /// version 2 would escape the checks that need them.
     fn other_version(&self) -> Option<String> {
         let both = [self.segment.is_some(), self.made.rows.is_some()];
         match self.schema.as_str() {

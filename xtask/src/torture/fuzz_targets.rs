@@ -4,16 +4,11 @@
 use super::mutate::{Form, changed_bytes, mutated};
 use super::random::Random;
 use super::scene::CHAT_TEMPLATE;
-use super::{fuzz_files, fuzz_manifest, fuzz_quantised};
+use super::{fuzz_files, fuzz_manifest, fuzz_quantised, fuzz_record};
 use crate::repository::root;
 use isobit_models::{Config, peft};
-use isobit_numerics::digest::Digest;
-use isobit_proof::chain::{self, Chain, ChainFile, Origin, TensorDigests, Update};
 use isobit_proof::difference;
-use isobit_proof::receipt::{self, Base, Made, Receipt};
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
-use isobit_proof::statement::{self, Envelope};
-use isobit_proof::{FileError, Hash};
 use isobit_training::config;
 use isobit_training::data::{DATE_DEFAULT, DataConfig, Template, Tokenizer, load, open};
 use std::collections::BTreeMap;
@@ -47,7 +42,7 @@ pub(crate) struct Target {
     pub(crate) prepare: fn(&Path) -> Result<Check, String>,
 }
 
-pub(crate) const TARGETS: [Target; 20] = [
+pub(crate) const TARGETS: [Target; 22] = [
     Target {
         name: "safetensors",
         share: 220,
@@ -133,11 +128,25 @@ pub(crate) const TARGETS: [Target; 20] = [
         prepare: fuzz_manifest::check,
     },
     Target {
-        name: "record",
-        share: 30,
-        corpus: records,
-        make: |random, corpus| change(random, Form::JsonLines, corpus),
-        prepare: record,
+        name: "chain",
+        share: 10,
+        corpus: fuzz_record::chains,
+        make: fuzz_record::chain_made,
+        prepare: fuzz_record::check_chain,
+    },
+    Target {
+        name: "receipt",
+        share: 10,
+        corpus: fuzz_record::receipts,
+        make: fuzz_record::receipt_made,
+        prepare: fuzz_record::check_receipt,
+    },
+    Target {
+        name: "statement",
+        share: 10,
+        corpus: fuzz_record::statements,
+        make: fuzz_record::statement_made,
+        prepare: fuzz_record::check_statement,
     },
     Target {
         name: "index",
@@ -189,66 +198,6 @@ pub(crate) const TARGETS: [Target; 20] = [
         prepare: fuzz_files::metrics,
     },
 ];
-
-/// A chain, a receipt and a statement.
-fn records() -> Result<Corpus, String> {
-    let folder = std::env::temp_dir().join(format!("isobit-fuzz-record-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-    let made = || -> Result<Corpus, FileError> {
-        let identity = BTreeMap::from([("run".to_string(), "a".to_string())]);
-        let names = ["a", "b"].map(str::to_string).to_vec();
-        let mut chain = ChainFile::create(&folder, &Origin::new(identity.clone(), names, &[]))?;
-        for step in 1..3 {
-            let mut update = Update::new(step, Hash([1; 32]), 7);
-            let digest = Digest([step, 2]);
-            update.set_digests(&[TensorDigests { gradient: digest, value: digest, moments: [digest; 2] }; 2]);
-            chain.append(&update)?;
-        }
-        let made = Made {
-            identity,
-            config: BTreeMap::new(),
-            base: Base::default(),
-            tokenizer: BTreeMap::new(),
-            data: Vec::new(),
-            rows: Some(4),
-            reordered: Vec::new(),
-            updates: 2,
-            link: chain.link(),
-            best: None,
-            finished: false,
-        };
-        let receipt = Receipt::new("0", made, 1, None);
-        let statement = Envelope::new(b"{}", None);
-        statement.write(&folder.join(statement::NAME))?;
-        let chain = std::fs::read(folder.join(chain::NAME));
-        let statement = std::fs::read(folder.join(statement::NAME));
-        let [chain, statement] = [chain, statement].map(Result::unwrap_or_default);
-        Ok(vec![chain, receipt.to_text().into_bytes(), statement])
-    };
-    let made = made().map_err(|error| error.to_string());
-    let _ = std::fs::remove_dir_all(&folder);
-    made
-}
-
-/// A receipt that is read is the one that was written.
-fn record(place: &Path) -> Result<Check, String> {
-    let folder = place.join("fuzz-record");
-    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    Ok(Box::new(move |bytes| {
-        for name in [chain::NAME, receipt::NAME, statement::NAME] {
-            fresh(&folder.join(name), bytes)?;
-        }
-        let chain = Chain::read(&folder).map(drop);
-        let statement = Envelope::read(&folder.join(statement::NAME)).map(|envelope| envelope.payload());
-        match Receipt::read(&folder) {
-            Ok(receipt) if receipt.to_text().as_bytes() != bytes => Err("another receipt is read".to_string()),
-            Ok(_) => Ok(Reached::Accepted),
-            Err(_) if chain.is_ok() => Ok(Reached::Accepted),
-            Err(_) if bytes.starts_with(b"{\"schema\"") => chain.map(|()| Reached::Accepted).or_else(refused),
-            Err(error) => statement.map(|_| Reached::Accepted).or_else(|other| refused(format!("{error}; {other}"))),
-        }
-    }))
-}
 
 const CONVERSATIONS: [&str; 4] = [
     r#"{"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"1+1?"},{"role":"assistant","content":"2"}]}"#,

@@ -12,6 +12,7 @@ mod fuzz;
 mod fuzz_files;
 mod fuzz_manifest;
 mod fuzz_quantised;
+mod fuzz_record;
 mod fuzz_targets;
 mod hostile;
 mod kills;

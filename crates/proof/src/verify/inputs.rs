@@ -7,6 +7,7 @@ use crate::name::counted;
 use crate::receipt::{DataFile, LineRange, Receipt, TOKENIZER_FILES};
 use crate::safetensors::SafeTensors;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 /// Compares the files of a model folder; of a tensor file that differs, the tensors. A file of the
@@ -71,8 +72,8 @@ pub fn check_data(report: &mut Report, receipt: &Receipt, path: &Path) -> Result
     let mut nearest: Option<(LineRange, &DataFile)> = None;
     for recorded in &receipt.made.data {
         let each = recorded.lines_per_digest;
-        if !read.contains_key(&each) {
-            read.insert(each, recorded.now(path)?);
+        if let Entry::Vacant(entry) = read.entry(each) {
+            entry.insert(recorded.now(path)?);
         }
         let found = &read[&each];
         match recorded.first_difference(found) {
