@@ -292,7 +292,7 @@ pub(crate) fn check_statement(place: &Path) -> Result<Check, String> {
     Ok(Box::new(move |bytes| {
         fresh(&path, bytes)?;
         let mut report = Report::default();
-        let asked = Asked { key: Some(&key), challenge: None };
+        let asked = Asked { key: Some(&key), challenge: None, is_named: true };
         statement::check(&mut report, &path, &receipt, &last, asked).map_err(|error| error.to_string())?;
         if let Some(finding) = report.findings.first() {
             return refused(&finding.what);
