@@ -3,6 +3,7 @@
 //! train, kill, resume, train differently, compare.
 
 use crate::Failure;
+use crate::stderr::tell;
 use isobit_proof::hash::Hash;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -195,14 +196,16 @@ impl Demo {
     }
 
     /// The output of a command. `diff` and `replay` end with 1 when they find a difference,
-    /// `verify` with 8.
+    /// `verify` with 8. What it says on stderr is shown if it fails.
     fn output(&self, arguments: &[&str]) -> Result<String, Failure> {
-        let output =
-            self.command(arguments).stderr(Stdio::inherit()).output().map_err(|error| Failure::output(&error))?;
+        let output = self.command(arguments).output().map_err(|error| Failure::output(&error))?;
         match output.status.code() {
             Some(0 | 1 | 8) if arguments[0] != "generate" => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            code => Err(child_failed(arguments[0], code)),
+            code => {
+                tell(String::from_utf8_lossy(&output.stderr).trim_end());
+                Err(child_failed(arguments[0], code))
+            }
         }
     }
 }

@@ -235,7 +235,7 @@ mod signals {
     fn a_signal_during_an_evaluation_says_that_it_ends_first() {
         let shape = Shape { hidden: 256, intermediate: 512, ..Shape::TINY };
         let folder = Folder::new(shape);
-        folder.put("long.jsonl", crate::model_folder::rows(2_000));
+        folder.put("long.jsonl", crate::model_folder::rows(30_000));
         let evaluates = ["eval.path=long.jsonl", "eval_strategy=steps", "eval_steps=2", "eval.micro_batch_size=1"];
         let overrides = [&["max_steps=4", "save_steps=1", "logging_steps=1", "--resume"], &evaluates[..]].concat();
         let kept = "an evaluation is running: the update is saved when it ends; a second signal stops now with \
