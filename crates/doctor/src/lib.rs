@@ -1,7 +1,7 @@
 //! What a machine has, read from files the system keeps anyway: no library of a driver is loaded,
-//! and nothing is linked. `facts.rs` collects it, one file per source; `rules.toml` lists the combinations that
-//! are known not to work, and `rules.rs` applies it; `cards.toml` has the memory of cards by name,
-//! for plans; `text.rs` says it all in words.
+//! and nothing is linked. `facts.rs` collects it, one file per source; `rules.toml` lists the
+//! combinations that are known not to work, and `rules.rs` applies it; `cards.toml` has the memory
+//! of cards by name, for plans; `text.rs` says it all in words.
 //!
 //! Every file is read below a root, so that tests can give a recorded machine. Files may be
 //! missing, huge or nonsense: then a fact is unknown, and nothing fails.

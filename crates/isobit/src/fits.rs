@@ -282,7 +282,8 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
 }
 
 /// What is needed, and which memory must hold it: `--memory` holds buffers alone, the memory of a
-/// device also what is beside them. If both are limits, the one that leaves less for buffers counts.
+/// device also what is beside them. If both are limits, the one that leaves less for buffers
+/// counts.
 pub(crate) fn binding_limit(
     counted: u64,
     beside: u64,

@@ -71,8 +71,8 @@ impl Output {
     }
 }
 
-/// A folder that exists as long as this does. Its lock tells a run that resumes beside it that it is
-/// not the leftover of a proof that was killed.
+/// A folder that exists as long as this does. Its lock tells a run that resumes beside it that it
+/// is not the leftover of a proof that was killed.
 pub(crate) struct Temporary {
     path: PathBuf,
     lock: Option<Lock>,

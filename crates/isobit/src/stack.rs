@@ -6,8 +6,8 @@ use std::process::ExitCode;
 /// What systems usually give a main thread.
 const BYTES: usize = 8 << 20;
 
-/// Runs `main` with a stack that is large enough, on a thread of its own if need be: signal handlers
-/// are those of the process, and this thread only waits.
+/// Runs `main` with a stack that is large enough, on a thread of its own if need be: signal
+/// handlers are those of the process, and this thread only waits.
 pub(crate) fn with_enough(main: fn() -> ExitCode) -> ExitCode {
     if raise_limit() {
         return main();

@@ -386,7 +386,7 @@ mod tests {
             (format!(r#"{{"schema":"isobit.manifest/1","files":{{"../a":{record}}}}}"#), "`../a` is not a file"),
             (format!(r#"{{"schema":"isobit.manifest/1","files":{{"a":{record},"a":{record}}}}}"#), "appears twice"),
             (r#"{"schema":"isobit.manifest/9","files":{}}"#.to_string(), "its schema is `isobit.manifest/9`"),
-            (r#"{"schema":"isobit.manifest/1","files":{"a":{"size":1,"blake3":"x"}}}"#.to_string(), "not a BLAKE3"),
+            (r#"{"schema":"isobit.manifest/1","files":{"a":{"size":1,"blake3":"x"}}}"#.to_string(), "not a hash of 64"),
             (r#"{"schema":"isobit.manifest/1","files":{},"more":1}"#.to_string(), "unknown field"),
         ];
         for (json, expected) in cases {

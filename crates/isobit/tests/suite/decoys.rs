@@ -66,8 +66,8 @@ fn a_half_removed_folder_is_no_damage() {
     says(&folder, &VERIFY, 0, "note: .final.removed.partial was left by a crash");
 }
 
-/// A proof that was killed leaves a folder, which a resumed run removes; one that is alive keeps it,
-/// and so does a folder with files of others.
+/// A proof that was killed leaves a folder, which a resumed run removes; one that is alive keeps
+/// it, and so does a folder with files of others.
 #[test]
 fn what_a_killed_proof_leaves_is_removed() {
     let folder = ground(None);

@@ -78,8 +78,8 @@ fn check_signature(report: &mut Report, path: &Path, envelope: &Envelope, key: O
     }
 }
 
-/// Whether it is about this run, with another receipt: a run that goes on, or that writes its result
-/// in another type, gets one.
+/// Whether it is about this run, with another receipt: a run that goes on, or that writes its
+/// result in another type, gets one.
 fn is_of_earlier_end(envelope: &Envelope, receipt: &Receipt) -> bool {
     let payload = envelope.payload();
     let statement = payload.and_then(|payload| serde_json::from_slice::<UniqueValue>(&payload).ok());

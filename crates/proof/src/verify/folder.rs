@@ -218,8 +218,8 @@ impl Whole<'_> {
         // A changed line of the metrics has been named; the states after it are not to blame.
         let metrics_found = report.findings.iter().any(|finding| finding.path.ends_with(METRICS));
         let Some(chain) = self.chain else { return Ok(()) };
-        // A checkpoint of before the run went back stays until its step is saved again, perhaps after
-        // other lines of metrics.
+        // A checkpoint of before the run went back stays until its step is saved again, perhaps
+        // after other lines of metrics.
         let is_ahead = !self.is_finished() && small_files::latest(self.folder).is_none_or(|latest| step > latest);
         if state["step"].as_u64() != Some(step) {
             report.add_finding(&path, format!("it has step {}, expected {step}", quoted(&state["step"].to_string())));

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 /// What depends on the lines of the metrics, which may be others after a resume.
 const LOGGED: [&str; 3] = ["loss_count", "loss_sum_bits", "metrics"];
 
-/// The first field of a state that is not what it should be. One that is ahead of where the run goes
-/// on from may follow other lines of the metrics.
+/// The first field of a state that is not what it should be. One that is ahead of where the run
+/// goes on from may follow other lines of the metrics.
 pub(super) fn wrong_field(
     found: &Value,
     chain: &Chain,
