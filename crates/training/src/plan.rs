@@ -326,7 +326,9 @@ fn counted<L: MemoryLayout, E: Engine>(
     let mut waiting: Vec<_> = (0..waiting).map(|_| trainer.zero_gradients()).collect();
     if let Some(table) = trainer.model.tied_table() {
         let length = trainer.parameters.get(table).length();
-        waiting.iter_mut().for_each(|gradients| gradients.add_tied_part(backend, table, length));
+        for gradients in &mut waiting {
+            gradients.add_tied_part(backend, table, length);
+        }
     }
     waiting.iter_mut().try_for_each(|gradients| gradients.rest(backend))?;
     let mut engine = engine(trainer);

@@ -13,7 +13,7 @@ use isobit_kernels::gpu;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,8 +22,9 @@ use std::time::Duration;
 const PIECE_BYTES: usize = 1 << 28;
 /// BOUND: bytes of a message. A longer one was never sent.
 const MESSAGE_BYTES_MAX: u64 = 1 << 40;
-/// Between two looks for messages while none is on its way.
-const PAUSE: Duration = Duration::from_micros(50);
+/// Between two looks for messages while none is on its way: longer and longer, since every look
+/// takes time of a core that computes.
+const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
 /// Looks at messages in flight without a pause after the last one has moved; some milliseconds.
 const IDLE_LOOKS_MAX: u64 = 10_000;
 /// How long a rank that ends the run waits for its own end.
@@ -202,24 +203,23 @@ struct Link {
 impl Link {
     /// Moves messages until the other side is done.
     fn serve(&mut self) -> Result<(), WorldError> {
+        let [mut pause, longest] = PAUSES;
         let mut is_last = false;
         let mut idle_looks = 0;
+        let mut command = None;
         loop {
             let before = self.in_flight();
-            loop {
-                match self.commands.try_recv() {
-                    Ok(Command::Send { to, channel, message }) => self.send(to, channel, message)?,
-                    Ok(Command::Abort(code)) => abort(code),
-                    Ok(Command::Finish) | Err(TryRecvError::Disconnected) => {
-                        is_last = true;
-                        break;
-                    }
-                    Err(TryRecvError::Empty) => break,
+            while let Some(next) = command.take().or_else(|| self.commands.try_recv().ok()) {
+                match next {
+                    Command::Send { to, channel, message } => self.send(to, channel, message)?,
+                    Command::Abort(code) => abort(code),
+                    Command::Finish => is_last = true,
                 }
             }
             for channel in CHANNELS {
                 while self.begin_to_receive(channel)? {}
             }
+            let begun = self.in_flight();
             self.deliver()?;
             self.finish_sends()?;
             if is_last && self.sends.is_empty() {
@@ -227,11 +227,19 @@ impl Link {
             }
             // A message that stands still waits for a rank that computes; so do the threads here.
             let now = self.in_flight();
-            idle_looks = if now == before { idle_looks + 1 } else { 0 };
-            if now == (0, 0) || idle_looks > IDLE_LOOKS_MAX {
-                std::thread::sleep(PAUSE);
-            } else {
+            let is_idle = before == begun && begun == now;
+            idle_looks = if is_idle { idle_looks + 1 } else { 0 };
+            pause = if is_idle { (2 * pause).min(longest) } else { PAUSES[0] };
+            if now != (0, 0) && idle_looks <= IDLE_LOOKS_MAX {
                 std::thread::yield_now();
+            } else if is_last {
+                std::thread::sleep(pause);
+            } else {
+                match self.commands.recv_timeout(pause) {
+                    Ok(next) => command = Some(next),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => is_last = true,
+                }
             }
         }
     }
