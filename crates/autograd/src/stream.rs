@@ -1,7 +1,7 @@
 //! Weights of layers that are kept in host memory: frozen ones in the format of their file or in 4
 //! bits, trained ones in float32. While a layer is computed, the weights of the layer after it come
-//! to the device, and all others have left: the device holds two layers. Numbers of 16 and 32 bits
-//! come beside the computation where the device can; weights of 4 bits wait for their turn in it.
+//! to the device, and all others have left: the device holds two layers. They come beside the
+//! computation where the device can.
 //!
 //! Slices are made on the device when their layer is entered. They are a function of the numbers,
 //! so the bits are those of slices that stay.
@@ -79,17 +79,33 @@ impl<B: Backend> StreamedMatrix<B> {
 /// Frozen 4-bit weights.
 pub struct StreamedQuantized<B: Backend> {
     host: HostQuantizedWeight<B>,
-    device: RefCell<Option<Rc<QuantizedWeight<B>>>>,
+    arriving: RefCell<Option<Arriving<QuantizedWeight<B>>>>,
+    arrived: RefCell<Option<Rc<QuantizedWeight<B>>>>,
 }
 
 impl<B: Backend> StreamedQuantized<B> {
     pub fn new(host: HostQuantizedWeight<B>) -> Rc<Self> {
-        Rc::new(Self { host, device: RefCell::new(None) })
+        Rc::new(Self { host, arriving: RefCell::new(None), arrived: RefCell::new(None) })
+    }
+
+    /// Begins to load, unless the weight is on the device.
+    fn load_ahead(&self, backend: &B) {
+        if self.arrived.borrow().is_none() {
+            self.arriving.borrow_mut().get_or_insert_with(|| backend.begin_load_quantized(&self.host));
+        }
     }
 
     pub(crate) fn weight(&self, backend: &B) -> Rc<QuantizedWeight<B>> {
-        let make = || Rc::new(backend.load_quantized(&self.host));
-        Rc::clone(self.device.borrow_mut().get_or_insert_with(make))
+        let make = || {
+            let arriving = self.arriving.take().unwrap_or_else(|| backend.begin_load_quantized(&self.host));
+            Rc::new(backend.finish_load_quantized(arriving))
+        };
+        Rc::clone(self.arrived.borrow_mut().get_or_insert_with(make))
+    }
+
+    fn unload(&self) {
+        self.arriving.replace(None);
+        self.arrived.replace(None);
     }
 }
 
@@ -110,7 +126,7 @@ impl<B: Backend> Streamed<B> {
     fn load_ahead(&self, backend: &B, parameters: &Parameters<B>) {
         match self {
             Self::Matrix(matrix) => matrix.load_ahead(backend),
-            Self::Quantized(quantized) => drop(quantized.weight(backend)),
+            Self::Quantized(quantized) => quantized.load_ahead(backend),
             Self::Trained { id, .. } => parameters.load_ahead(backend, *id),
         }
     }
@@ -126,7 +142,7 @@ impl<B: Backend> Streamed<B> {
     fn unload(&self, parameters: &Parameters<B>) {
         match self {
             Self::Matrix(matrix) => matrix.unload(),
-            Self::Quantized(quantized) => drop(quantized.device.replace(None)),
+            Self::Quantized(quantized) => quantized.unload(),
             Self::Trained { id, .. } => parameters.drop_slices(*id),
         }
     }

@@ -119,8 +119,8 @@ pub trait Length: 'static {
     }
 }
 
-/// A buffer whose contents are on their way from host memory; ops take it after
-/// [`Device::finish_load`].
+/// A buffer, or a 4-bit weight, whose contents are on their way from host memory; ops take it after
+/// [`Device::finish_load`] or [`Device::finish_load_quantized`].
 pub struct Arriving<B>(B);
 
 impl<B> Arriving<B> {
@@ -261,11 +261,19 @@ pub trait Device {
         &self,
         weight: <Self::Memory as Memory>::QuantizedWeight,
     ) -> <Self::Memory as Memory>::HostQuantizedWeight;
-    /// 4-bit weights from host memory.
-    fn load_quantized(
+    /// 4-bit weights from host memory; the ops until [`Device::finish_load_quantized`] may run at the
+    /// same time.
+    #[track_caller]
+    fn begin_load_quantized(
         &self,
         host: &<Self::Memory as Memory>::HostQuantizedWeight,
-    ) -> <Self::Memory as Memory>::QuantizedWeight;
+    ) -> Arriving<<Self::Memory as Memory>::QuantizedWeight>;
+    fn finish_load_quantized(
+        &self,
+        arriving: Arriving<<Self::Memory as Memory>::QuantizedWeight>,
+    ) -> <Self::Memory as Memory>::QuantizedWeight {
+        arriving.into_inner()
+    }
     /// The host's arithmetic on its memory, with the same bits as the device's.
     fn host(&self, threads: usize) -> Result<Rc<dyn HostOps<<Self::Memory as Memory>::Host>>, DeviceFailure>;
 

@@ -165,11 +165,18 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
         self.inner.save_quantized(weight)
     }
 
-    fn load_quantized(
+    fn begin_load_quantized(
         &self,
         host: &<D::Memory as Memory>::HostQuantizedWeight,
+    ) -> Arriving<<D::Memory as Memory>::QuantizedWeight> {
+        self.inner.begin_load_quantized(host)
+    }
+
+    fn finish_load_quantized(
+        &self,
+        arriving: Arriving<<D::Memory as Memory>::QuantizedWeight>,
     ) -> <D::Memory as Memory>::QuantizedWeight {
-        self.inner.load_quantized(host)
+        self.inner.finish_load_quantized(arriving)
     }
 
     fn host(&self, threads: usize) -> Result<Rc<dyn HostOps<<D::Memory as Memory>::Host>>, DeviceFailure> {

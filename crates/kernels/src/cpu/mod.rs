@@ -58,7 +58,7 @@ mod token_slices;
 pub use path::Path;
 
 use crate::HostOps;
-use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
+use crate::backend::{Arriving, Device, DeviceFailure, Memory, Scratch, Workspaces};
 use crate::buffer::{self, Buffer, Element};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
 use crate::parcel::Parcel;
@@ -184,8 +184,8 @@ impl Device for Cpu {
         weight
     }
 
-    fn load_quantized(&self, host: &int4::QuantizedWeight) -> int4::QuantizedWeight {
-        host.clone()
+    fn begin_load_quantized(&self, host: &int4::QuantizedWeight) -> Arriving<int4::QuantizedWeight> {
+        Arriving::new(host.clone())
     }
 
     fn host(&self, threads: usize) -> Result<Rc<dyn HostOps<CpuMemory>>, DeviceFailure> {

@@ -146,9 +146,14 @@ impl Gpu {
 
     pub(super) fn wait_for<T: Element>(&self, arriving: Arriving<GpuBuffer<T>>) -> GpuBuffer<T> {
         let device = arriving.into_inner();
+        self.come_after_copy(&device);
+        device
+    }
+
+    /// Kernels from now on come after the copy to this memory that [`Gpu::load_ahead`] has begun.
+    pub(super) fn come_after_copy<T: Element>(&self, device: &GpuBuffer<T>) {
         if let Some(handle) = device.handle() {
             self.device.attempt(|runtime| runtime.arrive(handle));
         }
-        device
     }
 }

@@ -4,9 +4,12 @@
 use super::device::{Gpu, MatrixUnits};
 use super::devices::{Api, Selector};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, LockedCopy, Mark, PageLock, Runtime};
-use crate::backend::Device as _;
+use crate::backend::{Device as _, Shaped as _};
 use crate::heap::Lifetime;
+use crate::op::{Quantized, QuantizedShape, Scales};
 use crate::parcel::Parcel;
+use half::f16;
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -17,6 +20,8 @@ struct State {
     blocks: Vec<Vec<u8>>,
     copies: Vec<(usize, usize, usize, bool)>,
     made: usize,
+    /// Blocks that are copied to beside the commands.
+    ahead: Vec<Handle>,
     locks: usize,
     is_lost: bool,
 }
@@ -127,6 +132,9 @@ impl Runtime for Late {
     }
 
     unsafe fn copy_locked(&self, copy: LockedCopy, bytes: usize) -> Answer<()> {
+        if let LockedCopy::Ahead(_, to) = copy {
+            self.state().ahead.push(to);
+        }
         let copy = match copy {
             LockedCopy::ToDevice(host, to) | LockedCopy::Ahead(host, to) => {
                 (to.0 as usize, host.expose_provenance(), bytes, false)
@@ -134,6 +142,11 @@ impl Runtime for Late {
             LockedCopy::ToHost(host, from) => (from.0 as usize, host.expose_provenance(), bytes, true),
         };
         self.state().copies.push(copy);
+        Ok(())
+    }
+
+    fn arrive(&self, memory: Handle) -> Answer<()> {
+        self.state().ahead.retain(|to| *to != memory);
         Ok(())
     }
 
@@ -198,4 +211,31 @@ fn the_failure_of_a_sender_reaches_the_receiver() {
     assert_eq!(failure.to_string(), "late: the card is lost");
     assert!(receiver.finish().is_ok(), "the receiver itself has not failed");
     left.state().is_lost = false;
+}
+
+#[test]
+fn weights_of_4_bits_come_beside_the_kernels() {
+    let scales = [f16::ONE; 4];
+    for (group_of, buffers) in [([0_u32, 1], 3), ([1, 0], 4)] {
+        let group_of = group_of.map(|group| [group; 8]).concat();
+        let weight = Quantized {
+            n: 2,
+            k: 16,
+            group_size: 8,
+            words: &[1, 2, 3, 4],
+            zeros: &[8; 4],
+            scales: Scales::F16(&scales),
+            group_of: &group_of,
+        };
+        let late = Late::default();
+        let gpu = late.gpu();
+        let made = gpu.quantized_weight(QuantizedShape::of(&[weight]), |_| Ok::<_, Infallible>(weight));
+        let host = gpu.save_quantized(made.unwrap_or_else(|never| match never {}));
+        let arriving = gpu.begin_load_quantized(&host);
+        assert_eq!(late.state().ahead.len(), buffers, "begun, and nothing has waited");
+        let arrived = gpu.finish_load_quantized(arriving);
+        assert_eq!(late.state().ahead, [], "kernels come after all of them");
+        assert_eq!(arrived.shape(), QuantizedShape::of(&[weight]));
+        gpu.finish().expect("copied");
+    }
 }

@@ -228,8 +228,12 @@ impl Device for Gpu {
         product4::save(self, &weight)
     }
 
-    fn load_quantized(&self, host: &HostQuantizedWeight) -> QuantizedWeight {
-        product4::load(self, host)
+    fn begin_load_quantized(&self, host: &HostQuantizedWeight) -> Arriving<QuantizedWeight> {
+        product4::load_ahead(self, host)
+    }
+
+    fn finish_load_quantized(&self, arriving: Arriving<QuantizedWeight>) -> QuantizedWeight {
+        product4::wait_for(self, arriving)
     }
 
     fn host(&self, threads: usize) -> Result<Rc<dyn HostOps<CpuMemory>>, DeviceFailure> {

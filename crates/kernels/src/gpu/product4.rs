@@ -12,7 +12,7 @@ use super::program::{Program, files, program};
 use super::runtime::Language;
 use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
 use crate::Device;
-use crate::backend::{Checked, Run, Shaped};
+use crate::backend::{Arriving, Checked, Run, Shaped};
 use crate::buffer::{Buffer, Element};
 use crate::op::product4::{AsQuantized, CHANNELS_PER_WORD, QuantizedShape, Scales};
 use crate::op::{Product, Product4Forward, Product4GradInput, Product4Rows};
@@ -187,15 +187,13 @@ pub(super) fn save(gpu: &Gpu, weight: &QuantizedWeight) -> HostQuantizedWeight {
     }
 }
 
-/// Copies to the device.
-pub(super) fn load(gpu: &Gpu, host: &HostQuantizedWeight) -> QuantizedWeight {
+/// Copies to the device, beside the kernels that follow.
+pub(super) fn load_ahead(gpu: &Gpu, host: &HostQuantizedWeight) -> Arriving<QuantizedWeight> {
     fn copy<T: Element>(gpu: &Gpu, host: &Buffer<T>) -> GpuBuffer<T> {
-        let mut device = GpuBuffer::new(gpu, host.len());
-        gpu.load_from(&mut device, host);
-        device
+        gpu.load_ahead(host).into_inner()
     }
     let starts: Vec<usize> = (0..host.shape.count).flat_map(|_| host.shape.starts()).collect();
-    QuantizedWeight {
+    Arriving::new(QuantizedWeight {
         shape: host.shape,
         lines: copy(gpu, &host.lines),
         zeros: copy(gpu, &host.zeros),
@@ -205,7 +203,22 @@ pub(super) fn load(gpu: &Gpu, host: &HostQuantizedWeight) -> QuantizedWeight {
         },
         starts: gpu.offsets(&starts),
         order: host.order.as_ref().map(|order| copy(gpu, order)),
+    })
+}
+
+/// Kernels from now on come after the copies.
+pub(super) fn wait_for(gpu: &Gpu, arriving: Arriving<QuantizedWeight>) -> QuantizedWeight {
+    let weight = arriving.into_inner();
+    gpu.come_after_copy(&weight.lines);
+    gpu.come_after_copy(&weight.zeros);
+    match &weight.group_scales {
+        KeptScales::F32(scales) => gpu.come_after_copy(scales),
+        KeptScales::F16(scales) => gpu.come_after_copy(scales),
     }
+    if let Some(order) = &weight.order {
+        gpu.come_after_copy(order);
+    }
+    weight
 }
 
 /// Slices rows with their channels in the order of the weight.

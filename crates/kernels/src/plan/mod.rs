@@ -12,7 +12,7 @@ pub use ledger::{Holder, Holdings, MemoryKind, Work};
 pub use memory::{CountedBuffer, CountedQuantizedWeight, CountedRows, CountedWeight, MemoryLayout};
 
 use crate::HostOps;
-use crate::backend::{Bytes, Checked, Device, DeviceFailure, Length, Memory, Run, Scratch, Workspaces};
+use crate::backend::{Arriving, Bytes, Checked, Device, DeviceFailure, Length, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::heap::Lifetime;
 pub use crate::heap::{SMALL_MAX, SMALL_STEP_BYTES};
@@ -262,9 +262,10 @@ impl<L: MemoryLayout> Device for Counting<L> {
     }
 
     #[track_caller]
-    fn load_quantized(&self, host: &CountedQuantizedWeight) -> CountedQuantizedWeight {
+    fn begin_load_quantized(&self, host: &CountedQuantizedWeight) -> Arriving<CountedQuantizedWeight> {
         let (shape, bytes) = (host.shape, self.like.quantized_bytes(host.shape));
-        CountedQuantizedWeight { shape, _claim: self.claim(MemoryKind::Weight, bytes, Location::caller()) }
+        let claim = self.claim(MemoryKind::Weight, bytes, Location::caller());
+        Arriving::new(CountedQuantizedWeight { shape, _claim: claim })
     }
 
     fn host(&self, _threads: usize) -> Result<Rc<dyn HostOps<CountedMemory>>, DeviceFailure> {

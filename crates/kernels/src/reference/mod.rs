@@ -37,7 +37,7 @@ mod sum_squares;
 mod swiglu;
 
 use crate::HostOps;
-use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
+use crate::backend::{Arriving, Device, DeviceFailure, Memory, Scratch, Workspaces};
 use crate::buffer::{self, Buffer, Element};
 use crate::op::{AsQuantized, QuantizedShape, SliceShape};
 use std::rc::Rc;
@@ -105,8 +105,8 @@ impl Device for Reference {
         weight
     }
 
-    fn load_quantized(&self, host: &product4::QuantizedWeight) -> product4::QuantizedWeight {
-        host.clone()
+    fn begin_load_quantized(&self, host: &product4::QuantizedWeight) -> Arriving<product4::QuantizedWeight> {
+        Arriving::new(host.clone())
     }
 
     fn host(&self, _threads: usize) -> Result<Rc<dyn HostOps<ReferenceMemory>>, DeviceFailure> {
