@@ -87,7 +87,7 @@ impl Chosen {
             return Err(Failure::usage(format!("`{name}` is a list of devices"), ONE_DEVICE));
         }
         if name == "auto"
-            && let Some(card) = automatic()
+            && let Some(card) = first_card()
         {
             return Ok(Self::Gpu(card));
         }
@@ -188,31 +188,34 @@ pub(crate) fn check_entries(names: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The card that `auto` stands for, if one works. Looked for once: opening a card takes a while.
-fn automatic() -> Option<Selector> {
+/// The first card that works. Looked for once: opening a card takes a while.
+fn first_card() -> Option<Selector> {
     static CARD: OnceLock<Option<Selector>> = OnceLock::new();
-    *CARD.get_or_init(|| card(0))
+    *CARD.get_or_init(|| first_working(device_count, works))
 }
 
-/// The card of a rank, if enough of them work: the one with this number.
-pub(crate) fn card(number: usize) -> Option<Selector> {
-    let count = |api| gpu::list(api).map_or(0, |listings| listings.len());
-    working_card(number, count, |card| gpu::is_gpu(card) && Gpu::open(card).is_ok())
+/// The cards that work, those of the first API that has one: others may list the same cards again.
+/// Opens each when it is asked for.
+pub(crate) fn cards() -> impl Iterator<Item = Selector> {
+    let first = first_card();
+    let after = first.into_iter().flat_map(|Selector { api, index }| {
+        (index + 1..device_count(api)).map(move |index| Selector { api, index }).filter(|card| works(*card))
+    });
+    first.into_iter().chain(after)
 }
 
-/// The card that works with this number, given how many devices each API has. Only those of the
-/// first API with one that works are counted: the others may list the same cards again.
-pub(crate) fn working_card(
-    number: usize,
-    count: impl Fn(Api) -> usize,
-    works: impl Fn(Selector) -> bool,
-) -> Option<Selector> {
-    CARDS.into_iter().find_map(|api| {
-        let cards = (0..count(api)).map(|index| Selector { api, index });
-        let mut working = cards.filter(|card| works(*card)).peekable();
-        working.peek()?;
-        Some(working.nth(number))
-    })?
+fn device_count(api: Api) -> usize {
+    gpu::list(api).map_or(0, |listings| listings.len())
+}
+
+fn works(card: Selector) -> bool {
+    gpu::is_gpu(card) && Gpu::open(card).is_ok()
+}
+
+/// The first card that works, given how many devices each API has.
+pub(crate) fn first_working(count: impl Fn(Api) -> usize, works: impl Fn(Selector) -> bool) -> Option<Selector> {
+    let all = CARDS.into_iter().flat_map(|api| (0..count(api)).map(move |index| Selector { api, index }));
+    all.into_iter().find(|card| works(*card))
 }
 
 #[expect(clippy::disallowed_methods, reason = "the program chooses the thread count where the config leaves it open")]
@@ -280,16 +283,12 @@ mod tests {
     #[test]
     fn the_first_card_that_works() {
         let card = |text: &str| text.parse::<Selector>().expect("a device");
-        let nth =
-            |number, ready: &[&str]| working_card(number, |_| 2, |found| ready.iter().any(|name| card(name) == found));
-        let of = |ready: &[&str]| nth(0, ready);
+        let of = |ready: &[&str]| first_working(|_| 2, |found| ready.iter().any(|name| card(name) == found));
         assert_eq!(of(&["opencl:0", "opencl:1", "cuda:1"]), Some(card("cuda:1")));
+        assert_eq!(of(&["opencl:1", "hip:1"]), Some(card("hip:1")));
         assert_eq!(of(&["opencl:1"]), Some(card("opencl:1")));
         assert_eq!(of(&[]), None);
-        assert_eq!(working_card(0, |_| 0, |_| true), None);
-        // The same card by another API is not a second one.
-        assert_eq!(nth(1, &["hip:1", "opencl:0"]), None);
-        assert_eq!(nth(1, &["hip:0", "hip:1", "opencl:0"]), Some(card("hip:1")));
+        assert_eq!(first_working(|_| 0, |_| true), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! dozen operations whose results are known; one that gets them wrong is reported and never used.
 
 use crate::Failure;
-use crate::backend::{cores, working_card};
+use crate::backend::{cores, first_working};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
 use isobit_kernels::{Device, Path};
 use serde::Serialize;
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let count =
         |api: Api| lines.iter().filter(|line| line.device.parse().is_ok_and(|at: Selector| at.api == api)).count();
     let is_ready = |card: Selector| lines.iter().any(|line| line.ready && line.device == card.to_string());
-    let card = working_card(0, count, |card| gpu::is_gpu(card) && is_ready(card));
+    let card = first_working(count, |card| gpu::is_gpu(card) && is_ready(card));
     let auto = card.map_or("cpu".to_string(), |card| card.to_string());
     for line in &mut lines {
         line.auto = line.device == auto;

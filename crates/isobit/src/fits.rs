@@ -88,10 +88,12 @@ pub(crate) struct Ranks {
     /// On this machine; they share its memory.
     pub(crate) here: usize,
     pub(crate) all: usize,
+    /// Those on this machine before this one.
+    pub(crate) index: usize,
 }
 
 impl Ranks {
-    pub(crate) const ALONE: Self = Self { here: 1, all: 1 };
+    pub(crate) const ALONE: Self = Self { here: 1, all: 1, index: 0 };
 }
 
 /// Host memory that a run on a card needs.

@@ -6,6 +6,7 @@ mod adapter;
 mod advice;
 mod audit;
 mod audit_fit;
+mod auto;
 mod backend;
 mod bench;
 mod chat;

@@ -5,6 +5,7 @@ use crate::Failure;
 use crate::advice::Suggestions;
 use crate::audit;
 use crate::audit_fit::AuditFit;
+use crate::auto;
 use crate::backend::check_entries;
 use crate::disk::DiskFit;
 use crate::fits::{Given, Ranks, memory_fit, weights};
@@ -236,6 +237,7 @@ fn audit_fit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> R
 /// Plans for one rank, or for the only process: the object for `--json`, and whether it fits.
 /// Without `--json` the plan is printed.
 fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<Planned, Failure> {
+    let run = &auto::placed(run.clone(), given, ranks, true);
     let mut object = None;
     let (refusal, audits) = if run.devices.len() > 1 {
         let fit = split_fit(run, given, ranks).map_err(with_hint)?;

@@ -2,9 +2,9 @@
 //! each computes on, and how they end together.
 
 use crate::Failure;
-use crate::backend::{self, cores};
+use crate::backend::cores;
 use isobit_proof::name::counted;
-use isobit_training::config::{Device, Run};
+use isobit_training::config::Run;
 use isobit_training::prepare::RunError;
 use isobit_training::ranks::launch::{Launch, rank_from};
 use isobit_training::ranks::{Alone, RankError, RankFailure, Team, World};
@@ -57,7 +57,7 @@ fn connected(launch: &Launch) -> Result<Box<dyn World>, Failure> {
     Ok(Box::new(world))
 }
 
-/// The config as this rank runs it: with its own device and its share of the cores.
+/// The config as this rank runs it: with the devices named for it and its share of the cores.
 pub(crate) fn of_rank(run: &Run, world: &dyn World) -> Result<Run, Failure> {
     let mut run = run.clone();
     if !run.devices_by_rank.is_empty() {
@@ -69,14 +69,9 @@ pub(crate) fn of_rank(run: &Run, world: &dyn World) -> Result<Run, Failure> {
         }
         run.devices = run.devices_by_rank[world.rank()].clone();
     }
-    let neighbours = world.neighbours();
-    if run.devices == [Device::Auto] && neighbours.count > 1 {
-        // Each rank of a machine gets a card of its own, as far as there are cards.
-        let card = backend::card(neighbours.index);
-        run.devices = vec![card.map_or(Device::Cpu, |card| backend::Chosen::Gpu(card).in_config())];
-    }
-    if run.threads == 0 && neighbours.sharing > 1 {
-        run.threads = (cores().unwrap_or(1) / neighbours.sharing).max(1) as u32;
+    let sharing = world.neighbours().sharing;
+    if run.threads == 0 && sharing > 1 {
+        run.threads = (cores().unwrap_or(1) / sharing).max(1) as u32;
     }
     Ok(run)
 }

@@ -2,10 +2,11 @@
 //! the chain of the run. It writes nothing.
 
 use crate::Failure;
+use crate::auto;
 use crate::backend::{Job, Opening, on_device};
 use crate::descent::{self, Against, Looked, On};
 use crate::diff::coordinates;
-use crate::fits::Ranks;
+use crate::fits::{Given, Ranks};
 use crate::model;
 use crate::stderr::{config_failure, tell};
 use crate::train::Devices;
@@ -121,6 +122,7 @@ impl Subject {
         let (run, base) = how.resolved(folder)?;
         // Nothing is generated again.
         let planned = Run { generate_prompts: Vec::new(), ..run.clone() };
+        let planned = auto::placed(planned, &Given::default(), Ranks::ALONE, true);
         let (devices, _) = Devices::of(&planned, &[], true, Ranks::ALONE)?;
         let threads = crate::backend::Chosen::host_threads(run.threads as usize)?;
         let prepared = prepare(run)?;

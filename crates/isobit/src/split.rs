@@ -1,5 +1,6 @@
-//! How the layers of a run are divided among a list of devices: as `device_map` says, or into equal
-//! numbers, from which layers move to where memory is left until every device has what it needs.
+//! How the layers of a run are divided among a list of devices: as `device_map` says, or by the
+//! memory of the cards, from which layers move to where more is left until every device has what it
+//! needs.
 
 use crate::Failure;
 use crate::advice::{self, Advice};
@@ -27,9 +28,14 @@ pub(crate) struct Split {
 }
 
 impl Split {
-    /// For devices that get `layers` each, or equal numbers if none are given.
+    /// For devices that get `layers` each, or numbers by their memory if none are given.
     pub(crate) fn new(devices: Vec<Chosen>, layers: &[u32], model: &Config) -> Result<Self, Failure> {
-        let counts = counts(layers, devices.len(), model.layers.len())?;
+        let counts = if layers.is_empty() {
+            let planned = (0..devices.len()).map(|at| fits::planned(&devices, at, &Given::default(), Ranks::ALONE));
+            by_memory(&planned.collect::<Result<Vec<_>, _>>()?, false, model.layers.len())?
+        } else {
+            given_layers(layers, devices.len(), model.layers.len())?
+        };
         Ok(Self { parts: Part::divide(model, &counts), devices })
     }
 
@@ -70,20 +76,49 @@ pub(crate) fn layers(part: &Part) -> String {
     }
 }
 
-/// Layers in equal numbers; the first devices get one more if they do not divide evenly.
-fn equal(layers: usize, devices: usize) -> Result<Vec<usize>, Failure> {
+/// Layers in proportion to the memory of the cards. A CPU beside cards computes more slowly than
+/// they do and gets one; without cards, or if one does not say what memory it has, all get equal
+/// numbers.
+fn by_memory(planned: &[Planned], adds_up: bool, layers: usize) -> Result<Vec<usize>, Failure> {
+    let devices = planned.len();
     if devices > layers {
         let message = format!("{devices} devices are listed, but the model has {layers} layers");
         return Err(Failure::usage(message, format!("name at most {layers} devices: each has a layer at least")));
     }
-    Ok((0..devices).map(|at| layers / devices + usize::from(at < layers % devices)).collect())
+    let is_card = |at: usize| matches!(planned[at].kind, PlannedDevice::Gpu { .. });
+    let mut shares: Vec<Option<u64>> = vec![None; devices];
+    for pool in memories(planned, adds_up) {
+        for at in &pool.stages {
+            shares[*at] = pool.available.as_ref().map(|available| available.bytes / pool.stages.len() as u64);
+        }
+    }
+    let has_cards = (0..devices).any(is_card);
+    let is_known = (0..devices).filter(|at| is_card(*at)).all(|at| shares[at].is_some());
+    let weights = (0..devices).map(|at| match shares[at] {
+        _ if has_cards && !is_card(at) => 0,
+        Some(bytes) if has_cards && is_known => bytes.max(1),
+        _ => 1,
+    });
+    Ok(proportional(layers, &weights.collect::<Vec<_>>()))
 }
 
-/// The layers that a config gives each device, or equal numbers.
-fn counts(given: &[u32], devices: usize, all: usize) -> Result<Vec<usize>, Failure> {
-    if given.is_empty() {
-        return equal(all, devices);
+/// A number for each weight, one at least; the first ones get one more where weights are equal.
+fn proportional(sum: usize, weights: &[u64]) -> Vec<usize> {
+    let mut counts = vec![1; weights.len()];
+    for _ in weights.len()..sum {
+        // The one that has least for its weight with one more.
+        let before = |left: usize, right: usize| {
+            let product = |at: usize, other: usize| u128::from(weights[at]) * (counts[other] as u128 + 1);
+            product(left, right) >= product(right, left)
+        };
+        let next = (1..weights.len()).fold(0, |first, at| if before(first, at) { first } else { at });
+        counts[next] += 1;
     }
+    counts
+}
+
+/// The layers that a config gives each device.
+fn given_layers(given: &[u32], devices: usize, all: usize) -> Result<Vec<usize>, Failure> {
     if given.len() != devices {
         let message = format!("`device_map` has numbers for {} devices, but {devices} are listed", given.len());
         return Err(Failure::usage(message, "give each device of the list one, or leave it out"));
@@ -125,6 +160,7 @@ pub(crate) struct Pool {
     /// What of it is beside buffers: of the process on the host, of the driver on a card.
     pub(crate) overhead: u64,
     pub(crate) available: Option<Available>,
+    is_card: bool,
     stages: Vec<usize>,
 }
 
@@ -213,7 +249,11 @@ pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitF
     // Numbers for each entry of one device add up; one number is said of it once.
     let adds_up = given.memories.len() > 1;
     let model = model_config(&run.base_model)?;
-    let counts = counts(&run.device_layers, devices.len(), model.layers.len())?;
+    let counts = if run.device_layers.is_empty() {
+        by_memory(&planned, adds_up, model.layers.len())?
+    } else {
+        given_layers(&run.device_layers, devices.len(), model.layers.len())?
+    };
     let checked = check_positions(run, &model).and_then(|()| targets::check(&model, &trained(run)));
     checked?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
@@ -366,7 +406,7 @@ impl Plans<'_> {
         let process = overhead::of_process(self.run, self.threads(), counted);
         let needed = counted.saturating_add(process);
         let name = "host memory".to_string();
-        pools.push(Pool { name, needed, overhead: process, available, stages: Vec::new() });
+        pools.push(Pool { name, needed, overhead: process, available, is_card: false, stages: Vec::new() });
     }
 
     /// Threads of the process: those of each CPU of the list, and one that drives each card.
@@ -378,25 +418,8 @@ impl Plans<'_> {
         self.planned.iter().map(of).sum()
     }
 
-    /// A memory for each device, with the entries of the list that are on it.
-    fn memories(&self) -> Vec<Pool> {
-        let mut pools: Vec<Pool> = Vec::new();
-        for (at, planned) in self.planned.iter().enumerate() {
-            let Some(pool) = pools.iter_mut().find(|pool| pool.name == planned.name) else {
-                let (name, available) = (planned.name.clone(), planned.available.clone());
-                pools.push(Pool { name, needed: 0, overhead: 0, available, stages: vec![at] });
-                continue;
-            };
-            pool.stages.push(at);
-            if let (true, Some(all), Some(more)) = (self.adds_up, &mut pool.available, &planned.available) {
-                all.bytes = all.bytes.saturating_add(more.bytes);
-            }
-        }
-        pools
-    }
-
     fn pools(&self, stages: &[StageFit], tokens: u64) -> Vec<Pool> {
-        let mut pools = self.memories();
+        let mut pools = memories(self.planned, self.adds_up);
         let saved: usize = stages.iter().map(|stage| stage.plan.bytes_save).sum();
         for pool in &mut pools {
             let plans = || pool.stages.iter().map(|at| &stages[*at].plan);
@@ -430,19 +453,39 @@ impl Plans<'_> {
     }
 }
 
-/// Moves layers from the memory that lacks most to the one that has most left.
+/// A memory for each device, with the entries of the list that are on it.
+fn memories(planned: &[Planned], adds_up: bool) -> Vec<Pool> {
+    let mut pools: Vec<Pool> = Vec::new();
+    for (at, planned) in planned.iter().enumerate() {
+        let Some(pool) = pools.iter_mut().find(|pool| pool.name == planned.name) else {
+            let (name, available) = (planned.name.clone(), planned.available.clone());
+            let is_card = matches!(planned.kind, PlannedDevice::Gpu { .. });
+            pools.push(Pool { name, needed: 0, overhead: 0, available, is_card, stages: vec![at] });
+            continue;
+        };
+        pool.stages.push(at);
+        if let (true, Some(all), Some(more)) = (adds_up, &mut pool.available, &planned.available) {
+            all.bytes = all.bytes.saturating_add(more.bytes);
+        }
+    }
+    pools
+}
+
+/// Moves layers from the memory that lacks most to the one that has most left, that of a card if
+/// one has room.
 fn moved(counts: &[usize], stages: &[StageFit], pools: &[Pool]) -> Option<Vec<usize>> {
     let short = pools.iter().filter(|pool| pool.missing() > Some(0)).max_by_key(|pool| pool.missing())?;
-    let has_layers = |pool: &&Pool| !pool.stages.is_empty();
-    let rich =
-        pools.iter().filter(|pool| pool.missing().is_none()).filter(has_layers).max_by_key(|pool| pool.left())?;
     let from = *short.stages.iter().max_by_key(|at| counts[**at])?;
-    let to = *rich.stages.iter().min_by_key(|at| counts[**at])?;
     if counts[from] < 2 {
         return None;
     }
     // The bytes of a layer are less than this, so not too many are moved at once.
     let each = (stages[from].plan.bytes_peak / counts[from]).max(1) as u64;
+    let has_room = |pool: &&Pool| !pool.stages.is_empty() && pool.missing().is_none();
+    // A card before a CPU, as long as it has room for a layer.
+    let rank = |pool: &&Pool| (pool.is_card && pool.left() >= each, pool.left());
+    let rich = pools.iter().filter(has_room).max_by_key(rank)?;
+    let to = *rich.stages.iter().min_by_key(|at| counts[**at])?;
     let count = (short.missing()? / each).clamp(1, counts[from] as u64 - 1) as usize;
     let mut next = counts.to_vec();
     next[from] -= count;
@@ -455,19 +498,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_dealt_out_evenly() {
-        assert_eq!(equal(28, 2).expect("enough layers"), [14, 14]);
-        assert_eq!(equal(5, 3).expect("enough layers"), [2, 2, 1]);
-        assert_eq!(equal(2, 2).expect("enough layers"), [1, 1]);
-        assert_eq!(equal(2, 3).expect_err("too many devices").code, 2);
+    fn layers_are_dealt_out_by_memory() {
+        assert_eq!(proportional(28, &[1, 1]), [14, 14]);
+        assert_eq!(proportional(5, &[1, 1, 1]), [2, 2, 1]);
+        assert_eq!(proportional(2, &[0, 0]), [1, 1]);
+        // 24 and 8 GiB; what other programs take of one of two equal cards; a CPU beside cards.
+        assert_eq!(proportional(28, &[24 << 30, 8 << 30]), [21, 7]);
+        assert_eq!(proportional(28, &[(32 << 30) - (600 << 20), 32 << 30]), [14, 14]);
+        assert_eq!(proportional(28, &[u64::MAX, 0]), [27, 1]);
+        assert_eq!(proportional(29, &[5, 0, 5]), [14, 1, 14]);
     }
 
     #[test]
     fn a_map_has_a_number_for_every_device() {
-        assert_eq!(counts(&[1, 3], 2, 4).expect("one number each"), [1, 3]);
-        assert_eq!(counts(&[], 2, 4).expect("no map"), [2, 2]);
+        assert_eq!(given_layers(&[1, 3], 2, 4).expect("one number each"), [1, 3]);
         for (devices, all) in [(1, 4), (3, 4), (2, 5)] {
-            assert_eq!(counts(&[1, 3], devices, all).expect_err("another list").code, 2, "{devices} devices");
+            assert_eq!(given_layers(&[1, 3], devices, all).expect_err("another list").code, 2, "{devices} devices");
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::Failure;
 use crate::audit;
+use crate::auto;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
 use crate::disk::DiskFit;
 use crate::ending;
@@ -58,7 +59,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     no_plan: bool,
     /// Compute on this device, overriding the config: cpu, opencl:N, cuda:N, hip:N, or auto for the
-    /// first card that works, else the CPU; a list divides the layers: cuda:0,cpu
+    /// first card that works and as many more as the run needs, else the CPU; a list divides the
+    /// layers: cuda:0,cpu
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Number of threads, overriding the config; 0 means all cores
@@ -162,7 +164,9 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     }
     let of_rank = ranks::of_rank(&run, world)?;
     let host_threads = Chosen::host_threads(of_rank.threads as usize)?;
-    let ranks = Ranks { here: world.neighbours().count, all: world.size() };
+    let neighbours = world.neighbours();
+    let ranks = Ranks { here: neighbours.count, all: world.size(), index: neighbours.index };
+    let of_rank = auto::placed(of_rank, &Given::of_run(&arguments.memory), ranks, !arguments.no_plan);
     let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks);
     let (devices, trained) = devices.map_err(Failure::with_way_out)?;
     if arguments.audit_every.is_some() && !arguments.no_plan {

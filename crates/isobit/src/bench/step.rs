@@ -5,7 +5,9 @@
 use super::UnitsArguments;
 use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
+use crate::auto;
 use crate::backend::{Chosen, Job, Opening, on_limited_device};
+use crate::fits::{Given, Ranks};
 use crate::input;
 use crate::memory_limits;
 use crate::model;
@@ -149,7 +151,7 @@ struct Subject {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut subject = match &arguments.config {
-        Some(path) => configured(path, &arguments.overrides)?,
+        Some(path) => configured(path, &arguments.overrides, &arguments.memory)?,
         None => published(arguments)?,
     };
     subject.step.digests = !arguments.no_receipt;
@@ -180,11 +182,12 @@ fn measure_stages(subject: &Subject, arguments: &Arguments) -> Result<(), Failur
 }
 
 /// The first update of a config.
-fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
+fn configured(path: &Path, overrides: &[String], memory: &[u64]) -> Result<Subject, Failure> {
     let settled = config::read(path, overrides).map_err(RunError::Config)?;
     tell_notes(&settled.notes, None);
     let mut run = settled.run;
     run.base_model = model::located(&run.base_model);
+    run = auto::placed(run, &Given::of_run(memory), Ranks::ALONE, true);
     let devices = Chosen::all_of(&run)?;
     let prepared = prepare(run)?;
     let run = &prepared.run;

@@ -305,7 +305,7 @@ fn a_list_is_not_advised_to_take_larger_micro_batches() {
     assert!(!list.is_empty() && list.iter().all(|set| !set.contains("micro_batch")), "{list:?}");
 }
 
-/// Layers move to where memory is left; the last device has none to spare.
+/// Layers are dealt out by memory, and move to where more is left.
 #[test]
 fn layers_go_where_memory_is() {
     let folder = Folder::new(Shape::TINY);
@@ -313,19 +313,34 @@ fn layers_go_where_memory_is() {
     assert!(config.contains("\"num_hidden_layers\":8"), "{config}");
     std::fs::create_dir(folder.path("alone")).expect("a folder");
     folder.put("alone/config.json", config);
-    let plan = |memory: &str| {
-        let set = ["--set", "base_model=alone", "--device", "cuda:0,hip:0", "--memory", memory];
-        folder.run(&[&["plan", "config.toml", "--json"], &set[..]].concat())
+    let plan = |device: &str, memory: &str| {
+        let set = ["--set", "base_model=alone", "--device", device, "--memory", memory];
+        let ran = folder.run(&[&["plan", "config.toml", "--json"], &set[..]].concat());
+        let value = ran.json().remove(0);
+        let layers: Vec<u64> =
+            value["devices"].as_array().expect("a list").iter().filter_map(|one| one["layers"].as_u64()).collect();
+        let needed: Vec<u64> = value["memories"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter_map(|one| one["needed_bytes"].as_u64())
+            .collect();
+        (ran.code, layers, needed)
     };
-    let ran = plan("1");
-    ran.says(0, &["holds no weights: planned from its config"]);
-    let value = &ran.json()[0];
-    let of = |value: &serde_json::Value, at: usize| value["devices"][at]["layers"].as_u64();
-    assert_eq!([of(value, 0), of(value, 1)], [Some(4), Some(4)]);
-    let second = value["memories"][1]["needed_bytes"].as_u64().expect("bytes");
-    let ran = plan(&format!("1,{}B", second - 1));
-    let value = &ran.json()[0];
-    assert_eq!((ran.code, [of(value, 0), of(value, 1)]), (0, [Some(5), Some(3)]));
+    let cards = "cuda:0,hip:0";
+    let (code, layers, even) = plan(cards, "1");
+    assert_eq!((code, layers), (0, vec![4, 4]));
+    assert_eq!(plan(cards, "3,1").1, [6, 2]);
+    assert_eq!(plan("cuda:0,cpu", "1").1, [7, 1]);
+    assert_eq!(plan("cuda:0,cuda:0,cuda:1", "1").1, [2, 2, 4], "one memory for both entries");
+    assert_eq!(plan("cuda:0,cuda:0,cuda:1", "1,1,1").1, [3, 3, 2], "numbers for both add up");
+    // As much for each as the one that needs less: the other gives layers away.
+    let (more, less) = if even[0] > even[1] { (0, 1) } else { (1, 0) };
+    let (code, layers, needed) = plan(cards, &format!("{0}B,{0}B", even[more] - 1));
+    assert_eq!((code, layers[more], layers[less]), (0, 3, 5), "{needed:?} after {even:?}");
+    // The CPU takes what a card has no room for.
+    let (_, _, alone) = plan("cuda:0,cpu", "1");
+    assert_eq!(plan("cuda:0,cpu", &format!("{}B", alone[0] - 1)).1, [6, 2]);
 }
 
 /// The text part of Qwen3.5-35B-A3B as GPTQ: its config is all there is.
