@@ -6,7 +6,7 @@ use super::memory::{GpuBuffer, MemoryLimit, Tables, Usage, part_bytes};
 use super::program::{Build, Program};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Runtime, Source, failure};
 use super::{GpuMemory, cuda, hip, opencl, probe};
-use crate::backend::{Device as _, DeviceFailure, Scratch};
+use crate::backend::{DeviceFailure, Scratch};
 use crate::buffer::{self, Element};
 use crate::float_state;
 use crate::op::{TOKEN_BLOCK, token_blocks};
@@ -316,7 +316,8 @@ impl Gpu {
         let content: Vec<u32> = offsets.iter().map(narrow).collect();
         let known = self.device.tables.borrow().find(&content);
         known.unwrap_or_else(|| {
-            let table = self.upload(&content);
+            let mut table = GpuBuffer::table(self, content.len());
+            self.write(&mut table, &content);
             self.device.tables.borrow_mut().keep(content, &table);
             table
         })

@@ -24,6 +24,7 @@ pub struct GpuBuffer<T: Element> {
 struct Memory {
     runtime: Rc<dyn Runtime>,
     handle: Option<Handle>,
+    /// None of a table.
     bytes: usize,
     usage: Rc<Usage>,
 }
@@ -125,19 +126,24 @@ impl Drop for Memory {
 impl<T: Element> GpuBuffer<T> {
     /// Uninitialised.
     pub(super) fn new(gpu: &Gpu, length: usize) -> Self {
-        Self::allocated(gpu, length, Lifetime::Other)
+        Self::allocated(gpu, length, Lifetime::Other, true)
+    }
+
+    /// Uninitialised, for a table: it counts neither in the peak nor against a limit, as it does
+    /// not in plans. [`Tables`] bounds what tables take.
+    pub(super) fn table(gpu: &Gpu, length: usize) -> Self {
+        Self::allocated(gpu, length, Lifetime::Other, false)
     }
 
     /// Uninitialised, for what stays through the micro-batches of an update.
     pub(super) fn lasting(gpu: &Gpu, length: usize) -> Self {
-        Self::allocated(gpu, length, Lifetime::Update)
+        Self::allocated(gpu, length, Lifetime::Update, true)
     }
 
-    fn allocated(gpu: &Gpu, length: usize, lifetime: Lifetime) -> Self {
+    fn allocated(gpu: &Gpu, length: usize, lifetime: Lifetime, is_counted: bool) -> Self {
         let bytes = length.checked_mul(size_of::<T>());
-        if let Some(bytes) = bytes {
-            gpu.device.usage.take(allocated_bytes(bytes), gpu.device.runtime.name());
-        }
+        let counted = bytes.filter(|_| is_counted).map_or(0, allocated_bytes);
+        gpu.device.usage.take(counted, gpu.device.runtime.name());
         let handle = match bytes {
             Some(bytes) => gpu.device.attempt(|runtime| {
                 let allocated = runtime.allocate(allocated_bytes(bytes), lifetime);
@@ -147,14 +153,13 @@ impl<T: Element> GpuBuffer<T> {
                 .device
                 .attempt(|_| Err(format!("{}: {length} elements are more than any memory", DeviceFailure::NO_MEMORY))),
         };
-        let bytes = bytes.map_or(0, allocated_bytes);
         if handle.is_some() {
-            gpu.device.usage.add(bytes);
+            gpu.device.usage.add(counted);
         } else {
-            gpu.device.usage.give_back(bytes);
+            gpu.device.usage.give_back(counted);
         }
         let usage = Rc::clone(&gpu.device.usage);
-        let memory = Memory { runtime: Rc::clone(&gpu.device.runtime), handle, bytes, usage };
+        let memory = Memory { runtime: Rc::clone(&gpu.device.runtime), handle, bytes: counted, usage };
         Self { memory: Rc::new(memory), length, element: PhantomData }
     }
 
@@ -195,7 +200,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// When this is exceeded, the cache is cleared; tables in use live on with their users.
+    /// BOUND: when this is exceeded, the cache is cleared; tables in use live on with their users.
     const BYTES_MAX: usize = 16 << 20;
 
     pub(super) fn find(&self, content: &[u32]) -> Option<GpuBuffer<u32>> {

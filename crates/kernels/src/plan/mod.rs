@@ -3,7 +3,7 @@
 //! [`Counting`] stands in for another backend: it uses that backend's slice layout and workspace
 //! sizes and records every call and its arithmetic. A real training step run on it therefore
 //! measures exactly what the step needs. Results are zeros, which is enough for a step to run. Not
-//! counted: tables of a few kilobytes that GPU ops build per launch.
+//! counted, here or by a GPU: the small tables of its launches (`Tables` in `gpu/memory.rs`).
 
 mod ledger;
 mod memory;
