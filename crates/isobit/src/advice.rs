@@ -226,10 +226,10 @@ fn smaller(run: &Run) -> Vec<Change> {
     let full = |change: Change| {
         if change.run.training.recomputation == Policy::Full { change } else { change.policy(Policy::Full) }
     };
+    let all = Offload { optimizer: true, activations: true, weights: true };
     if on_card(run) {
         let optimizer = Offload { optimizer: true, ..run.offload };
         let two = Offload { activations: true, ..optimizer };
-        let all = Offload { optimizer: true, activations: true, weights: true };
         for offload in [optimizer, two, all].into_iter().filter(|offload| *offload != run.offload) {
             let effect = "slower: copies over the bus";
             changes.push(Change::of(run).offload(offload).because(effect));
@@ -249,11 +249,22 @@ fn smaller(run: &Run) -> Vec<Change> {
             changes.extend(Change::adapter(run).map(|change| full(one(change)).because(effect)));
         }
     }
+    // Everything that keeps the rows whole, together.
+    let smallest = || {
+        let change = Change::adapter(run).filter(|_| !matches!(run.adapter, Adapter::Lora(_)));
+        let change = full(one(change.unwrap_or_else(|| Change::of(run))));
+        let change = if change.run.load_in_4bit == Some(true) { change } else { change.in_4bit() };
+        if on_card(run) { change.offload(all) } else { change }
+    };
+    changes.push(smallest().because("other weights: an adapter on a base in 4 bits"));
     let mut tokens = run.training.max_seq_length;
     while tokens / 2 >= LENGTH_MIN {
         tokens /= 2;
         let effect = "other weights: longer rows are cut";
         changes.push(full(one(Change::of(run))).length(tokens).because(effect));
+    }
+    if tokens < run.training.max_seq_length {
+        changes.push(smallest().length(tokens).because("other weights: longer rows are cut"));
     }
     // A part of a combination may change nothing.
     let mut seen: Vec<Vec<String>> = Vec::new();
