@@ -9,7 +9,7 @@ use crate::stderr::tell;
 use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_models::Config;
-use isobit_proof::atomic::write_atomically;
+use isobit_proof::atomic::{write_atomically, write_new};
 use isobit_proof::name::counted;
 use isobit_proof::{chain, regular};
 use isobit_training::config::{self, KEYS, Section, Value};
@@ -68,8 +68,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = &arguments.output;
     if !arguments.force && output.symlink_metadata().is_ok() {
-        let message = format!("{} already exists", output.display());
-        return Err(Failure::usage(message, "add `--force` to overwrite a config, or choose another name with `-o`"));
+        return Err(exists(output));
     }
     check_replaced(output)?;
     sealed::check_target(output)?;
@@ -88,9 +87,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (config, report) = looked_at(arguments)?;
     let split = fastest(arguments.memory, |split| written(arguments, &config, &report, split))?;
     let text = written(arguments, &config, &report, &split);
-    // Again: something may have appeared meanwhile.
+    // Something may have appeared meanwhile.
     check_replaced(output)?;
-    write_atomically(output, text.as_bytes()).map_err(RunError::from)?;
+    let put = if arguments.force { write_atomically } else { write_new };
+    put(output, text.as_bytes()).map_err(|error| {
+        let is_there = !arguments.force && output.symlink_metadata().is_ok();
+        if is_there { exists(output) } else { Failure::from(RunError::from(error)) }
+    })?;
     let name = output.display();
     let next = if !split.fits {
         format!("`isobit plan {name}` says what would fit")
@@ -101,6 +104,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     tell(&format!("{}\n{}\nwrote {name}: {next}", found(&report), split.why));
     Ok(())
+}
+
+fn exists(output: &Path) -> Failure {
+    let message = format!("{} already exists", output.display());
+    Failure::usage(message, "add `--force` to overwrite a config, or choose another name with `-o`")
 }
 
 /// BOUND: bytes of a config that is overwritten.

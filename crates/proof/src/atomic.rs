@@ -27,6 +27,13 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     file.commit()
 }
 
+/// The same, unless there is a file of that name, also one that appears at this moment.
+pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let mut file = AtomicFile::create(path)?;
+    file.write(bytes)?;
+    file.commit_new()
+}
+
 /// A file being written. Dropped without `commit`, it is removed.
 #[derive(Debug)]
 pub struct AtomicFile {

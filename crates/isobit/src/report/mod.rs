@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::diff;
 use crate::output_path::{check_parent, is_foreign_in};
 use crate::stderr::tell;
-use isobit_proof::atomic::write_atomically;
+use isobit_proof::atomic::{write_atomically, write_new};
 use isobit_proof::difference;
 use isobit_proof::layout::REPORT as NAME;
 use isobit_training::config::Run;
@@ -108,7 +108,8 @@ fn compare(first: &Path, other: &Path) -> Result<Compared, Failure> {
 fn write_page(path: &Path, page: &str) -> Result<(), Failure> {
     // Again: it may have appeared meanwhile.
     check_target(path)?;
-    write_atomically(path, page.as_bytes()).map_err(Failure::from)
+    let put = if path.symlink_metadata().is_ok() { write_atomically } else { write_new };
+    put(path, page.as_bytes()).map_err(Failure::from)
 }
 
 /// Refuses a name that is none, and one in a folder that does not exist.
