@@ -96,8 +96,7 @@ pub(crate) fn auditing(run: &Run, named: Option<&str>) -> Result<Chosen, Failure
         return Chosen::parse(name, 0);
     }
     let of_run = Chosen::all_of(run)?;
-    let on_cpu: Vec<usize> =
-        of_run.iter().filter(|one| matches!(one, Chosen::Cpu { .. })).map(Chosen::threads).collect();
+    let on_cpu: Vec<usize> = of_run.iter().filter(|one| one.is_cpu()).map(Chosen::threads).collect();
     if on_cpu.is_empty() {
         return Chosen::parse("cpu", run.threads as usize);
     }

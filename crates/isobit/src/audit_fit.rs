@@ -28,7 +28,7 @@ impl AuditFit {
     /// Of a run that can be planned itself.
     pub(crate) fn of(run: &Run, on: Chosen, given: &Given) -> Result<Self, Failure> {
         let name = on.name();
-        let on_host = matches!(on, Chosen::Cpu { .. });
+        let on_host = on.is_cpu();
         let shares_card = !on_host && Chosen::all_of(run)?.contains(&on);
         if shares_card && !given.memories.is_empty() {
             let message = format!("--memory limits what the run takes on {name}, where its audits would be beside it");
@@ -96,7 +96,7 @@ fn of_run(
     is_of_run: bool,
     given: &Given,
 ) -> Result<Option<(u64, Option<Available>)>, Failure> {
-    let on_host = matches!(device, Chosen::Cpu { .. });
+    let on_host = device.is_cpu();
     if !on_host && !is_of_run {
         return Ok(None);
     }

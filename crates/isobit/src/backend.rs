@@ -165,6 +165,10 @@ impl Chosen {
         }
     }
 
+    pub(crate) fn is_cpu(&self) -> bool {
+        matches!(self, Self::Cpu { .. })
+    }
+
     /// Threads of the host for what is computed there beside a card.
     pub(crate) fn host_threads(threads: usize) -> Result<usize, Failure> {
         Ok(Self::parse("cpu", threads)?.threads())

@@ -8,6 +8,7 @@ use isobit_training::config::Run;
 use isobit_training::prepare::RunError;
 use isobit_training::ranks::launch::{Launch, rank_from};
 use isobit_training::ranks::{Alone, RankError, RankFailure, Team, World};
+use isobit_training::signal;
 
 /// What a launcher of several processes says to this one.
 #[expect(clippy::disallowed_methods, reason = "launchers say here how many processes they started")]
@@ -25,10 +26,9 @@ pub(crate) fn launched() -> Option<(usize, usize)> {
 
 /// The processes of this run: usually this one alone.
 pub(crate) fn world() -> Result<Box<dyn World>, Failure> {
-    match launch() {
-        Some((launch, _)) => connected(&launch),
-        None => Ok(Box::new(Alone)),
-    }
+    let Some((launch, _)) = launch() else { return Ok(Box::new(Alone)) };
+    signal::end_if_forwarded().map_err(|error| Failure::output(&error))?;
+    connected(&launch)
 }
 
 /// Who started how many processes.

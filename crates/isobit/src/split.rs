@@ -217,11 +217,10 @@ impl SplitFit {
 
     /// What the run takes of the memory that a device computes in, and what there is of it.
     pub(crate) fn memory_of(&self, device: Chosen) -> Option<(u64, Option<Available>)> {
-        let is_cpu = |device: Chosen| matches!(device, Chosen::Cpu { .. });
         let holds = |pool: &&Pool| match pool.stages.first() {
             // Host memory beside cards.
-            None => is_cpu(device),
-            Some(at) if is_cpu(device) => is_cpu(self.split.devices[*at]),
+            None => device.is_cpu(),
+            Some(at) if device.is_cpu() => self.split.devices[*at].is_cpu(),
             Some(at) => self.split.devices[*at] == device,
         };
         self.pools.iter().find(holds).map(|pool| (pool.needed, pool.available.clone()))

@@ -246,7 +246,11 @@ impl Devices {
     /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`;
     /// then also how many numbers it trains.
     pub(crate) fn of(run: &Run, memories: &[u64], planned: bool, ranks: Ranks) -> Result<(Self, Option<u64>), Failure> {
-        memory_limits::check_cards(memories, &Chosen::all_of(run)?)?;
+        let devices = Chosen::all_of(run)?;
+        // One number holds for the cards of all ranks, and one of them may have none.
+        let is_without = ranks.all > 1 && memories.len() == 1 && devices.iter().all(Chosen::is_cpu);
+        let memories = if is_without { &[] } else { memories };
+        memory_limits::check_cards(memories, &devices)?;
         let given = Given::of_run(memories);
         if run.devices.len() < 2 {
             let trained = if planned { fits::check(run, ranks, &given)? } else { None };

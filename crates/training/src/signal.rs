@@ -148,6 +148,13 @@ pub fn install_forwarded() -> std::io::Result<()> {
     Ok(())
 }
 
+/// From now on SIGUSR1 ends this process as SIGTERM does: it has nothing to save yet.
+pub fn end_if_forwarded() -> std::io::Result<()> {
+    #[cfg(unix)]
+    unix::install(libc::SIGUSR1, unix::end)?;
+    Ok(())
+}
+
 /// From now on a write beyond the limit on file sizes (`ulimit -f`) is an error, not the end of the
 /// process.
 pub fn ignore_file_size_limit() {
@@ -228,6 +235,11 @@ mod unix {
             // SAFETY: one of the few functions a handler may call.
             unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
         }
+    }
+
+    pub(super) extern "C" fn end(number: libc::c_int) {
+        // SAFETY: one of the few functions a handler may call.
+        unsafe { libc::_exit(libc::c_int::from(signal_of(number).exit_code())) };
     }
 
     pub(super) extern "C" fn stop(number: libc::c_int) {

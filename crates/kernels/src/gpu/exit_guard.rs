@@ -1,5 +1,6 @@
-//! Drivers run inside this process, and some end it when they fail: a compiler of kernels whose
-//! disk is full calls `exit(1)`, and 1 says that a difference was found.
+//! Libraries run inside this process, and some end it when they fail: a compiler of kernels whose
+//! disk is full calls `exit(1)`, as MPI does without file descriptors, and 1 says that a difference
+//! was found.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,7 +27,7 @@ extern "C" fn at_exit() {
     if IS_ENDING.load(Ordering::Relaxed) {
         return;
     }
-    let text = b"error: a driver of a device ended the program\nhint: its own words stand above, if it has any; `isobit doctor` checks the devices\n";
+    let text = b"error: a library ended the program: the driver of a device, or MPI\nhint: its own words stand above, if it has any; `isobit doctor` checks the devices\n";
     // SAFETY: the text lives longer than the calls; the process ends without further handlers.
     unsafe {
         _ = libc::write(2, text.as_ptr().cast(), text.len());

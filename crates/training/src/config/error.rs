@@ -34,7 +34,7 @@ pub enum Error {
     Missing { place: Origin, key: &'static str, hint: &'static str },
 
     #[error("--set {argument}: {why}")]
-    Override { argument: String, why: String },
+    Override { argument: String, why: String, hint: &'static str },
 }
 
 impl Error {
@@ -55,8 +55,7 @@ impl Error {
             Self::TooLarge { .. } | Self::NotText { .. } => "a config is a short TOML file; was a data file given?",
             Self::Syntax { .. } => "strings need quotes, and a section begins with [name]",
             Self::Twice { .. } => "keep one of them",
-            Self::Missing { hint, .. } => hint,
-            Self::Override { .. } => "write --set key=value, for example --set training.learning_rate=1e-4",
+            Self::Missing { hint, .. } | Self::Override { hint, .. } => hint,
             Self::UnknownKey { hint, .. } | Self::WrongType { hint, .. } | Self::Invalid { hint, .. } => hint,
         }
     }

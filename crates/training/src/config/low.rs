@@ -86,7 +86,8 @@ impl Low {
     /// bare name that only one section has; the value is TOML, or else a string, or a
     /// comma-separated list of strings.
     pub fn set(&mut self, argument: &str) -> Result<(), Error> {
-        let refuse = |why: &str| Error::Override { argument: argument.to_string(), why: why.to_string() };
+        let refused = |why: &str, hint| Error::Override { argument: argument.to_string(), why: why.to_string(), hint };
+        let refuse = |why| refused(why, "write --set key=value, for example --set training.learning_rate=1e-4");
         let (key, value) = argument.split_once('=').ok_or_else(|| refuse("there is no `=`"))?;
         let (key, value) = (key.trim(), value.trim());
         if key.is_empty() || key.chars().any(char::is_control) {
@@ -95,7 +96,7 @@ impl Low {
         let lacks_entry =
             || !value.starts_with('[') && value.contains(',') && value.split(',').any(|name| name.trim().is_empty());
         if ["device", "devices"].contains(&key) && lacks_entry() {
-            return Err(refuse("an entry of the list is empty"));
+            return Err(refused("an entry of the list is empty", "name each device of the list: cuda:0,cpu"));
         }
         let kind = kind_of(key);
         let text = format!("{key} = {}", toml_text(kind, value));

@@ -139,11 +139,13 @@ fn device_layers(top: &Table<'_>, devices: &[Device]) -> Result<Vec<u32>, Error>
     };
     let counts = counts.ok_or_else(|| entry.invalid("it does not give every device of `device` one number", list))?;
     let layers = |count: &&Value| match count {
-        Value::Whole(count) => u32::try_from(*count).ok().filter(|count| *count > 0),
-        _ => None,
+        Value::Whole(..=0) => {
+            Err(entry.invalid("every device has at least one layer", "leave out a device without layers"))
+        }
+        Value::Whole(count) => u32::try_from(*count).map_err(|_| entry.invalid("no model has as many layers", list)),
+        _ => Err(entry.invalid("a number of layers is a whole number", list)),
     };
-    let layers: Option<Vec<u32>> = counts.iter().map(layers).collect();
-    layers.ok_or_else(|| entry.invalid("every device has at least one layer", "leave out a device without layers"))
+    counts.iter().map(layers).collect()
 }
 
 /// The devices of each rank: a device, or several with commas between them.
