@@ -6,14 +6,19 @@ use crate::backend::cores;
 use isobit_proof::name::counted;
 use isobit_training::config::Run;
 use isobit_training::prepare::RunError;
+#[cfg(feature = "mpi")]
+use isobit_training::ranks::launch::SRUN;
 use isobit_training::ranks::launch::{Launch, rank_from};
 use isobit_training::ranks::{Alone, RankError, RankFailure, Team, World};
 use isobit_training::signal;
 
-/// What a launcher of several processes says to this one.
 #[expect(clippy::disallowed_methods, reason = "launchers say here how many processes they started")]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// What a launcher of several processes says to this one.
 fn launch() -> Option<(Launch, Option<usize>)> {
-    let variable = |name: &str| std::env::var(name).ok();
     Launch::from(variable).filter(Launch::is_shared).map(|launch| (launch, rank_from(variable)))
 }
 
@@ -48,11 +53,19 @@ fn connected(launch: &Launch) -> Result<Box<dyn World>, Failure> {
 
 #[cfg(feature = "mpi")]
 fn connected(launch: &Launch) -> Result<Box<dyn World>, Failure> {
-    let hint = "start it with the `mpirun` of the MPI that it was built with; `ldd` on the program names that MPI";
-    let world = isobit_training::ranks::mpi::Mpi::start().map_err(|why| Failure::device(why, hint))?;
+    use isobit_training::ranks::mpi::Mpi;
+    let hint = if launch.launcher == SRUN {
+        "`srun --mpi=pmix` connects them (`srun --mpi=list` names what this Slurm has), or `mpirun` in a job's script"
+    } else {
+        "start it with the `mpirun` of the MPI that it was built with; `ldd` on the program names that MPI"
+    };
+    let apart = |count: &str| Failure::usage(format!("{}, but MPI connects {count} of them", started(launch)), hint);
+    if launch.is_unconnected(variable) && Mpi::is_open_mpi() {
+        return Err(apart("none"));
+    }
+    let world = Mpi::start().map_err(|why| Failure::device(why, hint))?;
     if launch.size.is_some_and(|size| size != world.size()) {
-        let message = format!("{}, but MPI connects {} of them", started(launch), world.size());
-        return Err(Failure::usage(message, hint));
+        return Err(apart(&world.size().to_string()));
     }
     Ok(Box::new(world))
 }

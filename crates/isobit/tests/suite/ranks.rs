@@ -187,6 +187,22 @@ mod mpi {
         }
     }
 
+    /// What `srun --mpi=none` leaves in the environment. Each process would be alone, and Open MPI
+    /// ends it with 1 and words about how it was built.
+    #[test]
+    fn processes_that_slurm_does_not_connect() {
+        let folder = Folder::new(Shape::TINY);
+        let mut command = folder.command(&["train", "config.toml", "-q", "--set", "output_dir=out"]);
+        for (name, value) in
+            [("STEP_NUM_TASKS", "2"), ("JOBID", "1"), ("STEP_ID", "0"), ("NODELIST", "a"), ("PROCID", "0")]
+        {
+            command.env(format!("SLURM_{name}"), value);
+        }
+        let ran = finished(command.output().expect("the program starts"));
+        ran.says(2, &["srun started 2 processes, but MPI connects", "`srun --mpi=pmix`", "--mpi=list"]);
+        assert!(!folder.has("out"));
+    }
+
     #[test]
     fn killed_stopped_or_hanging_and_resumed_with_other_ranks() {
         if !is_there("ranks::mpi::killed_stopped_or_hanging_and_resumed_with_other_ranks") {

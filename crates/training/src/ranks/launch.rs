@@ -3,6 +3,8 @@
 
 /// BOUND: processes that a launcher starts.
 const PROCESSES_MAX: usize = 1 << 24;
+/// Slurm's launcher.
+pub const SRUN: &str = "srun";
 
 /// What the environment says about a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +20,7 @@ impl Launch {
     pub fn from(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         // SLURM_NTASKS would not do: a batch script has it too, and starts one process.
         const SIZES: [(&str, &str); 3] =
-            [("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpiexec"), ("SLURM_STEP_NUM_TASKS", "srun")];
+            [("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpiexec"), ("SLURM_STEP_NUM_TASKS", SRUN)];
         // Of a process whose launcher does not say how many there are; MPI_LOCALNRANKS counts those
         // of one machine.
         const SIGNS: [(&str, &str); 2] = [("MPI_LOCALNRANKS", "mpiexec"), ("PMIX_RANK", "a launcher with PMIx")];
@@ -29,6 +31,12 @@ impl Launch {
         });
         let sign = || SIGNS.iter().find(|(name, _)| variable(name).is_some());
         sized.or_else(|| sign().map(|(_, launcher)| Self { launcher, size: None }))
+    }
+
+    /// Whether the processes were started with nothing to find each other by, as `srun --mpi=none`
+    /// does: with its other ways there is also a variable of PMI or PMIx.
+    pub fn is_unconnected(&self, variable: impl Fn(&str) -> Option<String>) -> bool {
+        self.launcher == SRUN && variable("PMIX_RANK").is_none()
     }
 
     /// Whether there may be other processes.
@@ -66,6 +74,14 @@ mod tests {
                 assert_eq!(of(&[(name, nonsense)]), None, "{name}={nonsense}");
             }
         }
+        let is_unconnected = |set: &[(&str, &str)]| {
+            let of = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string());
+            Launch::from(of).is_some_and(|launch| launch.is_unconnected(of))
+        };
+        assert!(is_unconnected(&[("SLURM_STEP_NUM_TASKS", "2")]), "srun --mpi=none");
+        assert!(!is_unconnected(&[("SLURM_STEP_NUM_TASKS", "2"), ("PMIX_RANK", "0")]), "srun --mpi=pmix");
+        assert!(!is_unconnected(&[("SLURM_STEP_NUM_TASKS", "2"), ("PMI_SIZE", "2")]), "srun --mpi=pmi2");
+        assert!(!is_unconnected(&[("SLURM_STEP_NUM_TASKS", "2"), ("OMPI_COMM_WORLD_SIZE", "4")]), "mpirun inside");
         for name in ["PMIX_RANK", "MPI_LOCALNRANKS"] {
             assert!(of(&[(name, "1")]).is_some_and(|launch| launch.is_shared()), "the size is not known");
         }

@@ -5,6 +5,7 @@
 //! It passes messages on through queues, and `World` only looks at those.
 
 use super::{Channel, Message, Neighbours, World, WorldError};
+use ::mpi::environment::library_version;
 use ::mpi::ffi::{self, MPI_Request, MPI_Status};
 use ::mpi::traits::{Communicator, CommunicatorCollectives};
 use ::mpi::{Threading, initialize_with_threading};
@@ -75,6 +76,12 @@ struct Place {
 }
 
 impl Mpi {
+    /// Whether this MPI is Open MPI. It ends a process that it cannot connect, with words about how
+    /// it was built.
+    pub fn is_open_mpi() -> bool {
+        library_version().is_ok_and(|version| version.starts_with("Open MPI"))
+    }
+
     /// Connects with the other processes. Call it once.
     pub fn start() -> Result<Self, String> {
         let (commands, received) = channel();
