@@ -175,11 +175,11 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let disk = trained.filter(|_| world.rank() == 0).map(|trained| DiskFit::of(&run, trained, true));
     let prepared = prepare(run)?;
     // Until here there is nothing to save, so a signal stops the process immediately.
+    if world.size() > 1 {
+        signal::is_of_a_rank();
+    }
     signal::install().map_err(|error| Failure::output(&error))?;
     gpu::hip::stop_children_when(|| signal::requested().is_some());
-    if world.size() > 1 {
-        signal::install_forwarded().map_err(|error| Failure::output(&error))?;
-    }
     if !quiet {
         tell(&format!(
             "{} rows, {} tokens, {} of them targets; {}",

@@ -1,5 +1,5 @@
-//! Ctrl-C, SIGTERM and SIGHUP. During training, the first signal asks the loop to finish its step
-//! and save; the second stops the process at once. An export removes what it has written. In a
+//! Ctrl-C, SIGTERM, SIGHUP and SIGUSR1. During training, the first signal asks the loop to finish its
+//! step and save; the second stops the process at once. An export removes what it has written. In a
 //! conversation Ctrl-C ends the answer, never the program.
 //!
 //! A handler may only touch atomics, write to a file descriptor or exit, so the loop polls
@@ -112,11 +112,15 @@ pub fn during_evaluation() -> String {
 
 /// Handles the signals from now on. A hang-up that is already ignored (`nohup`) stays ignored. Only
 /// Unix has handlers; elsewhere the signals stop the process.
+///
+/// SIGUSR1 is handled as SIGTERM: batch systems send it as a warning, and `mpirun` passes it on to
+/// its ranks, but stops them for good soon after any of the others.
 pub fn install() -> std::io::Result<()> {
     #[cfg(unix)]
     {
         unix::install(libc::SIGINT, unix::stop)?;
         unix::install(libc::SIGTERM, unix::stop)?;
+        unix::install(libc::SIGUSR1, unix::stop)?;
         if !unix::is_ignored(libc::SIGHUP)? {
             unix::install(libc::SIGHUP, unix::stop)?;
         }
@@ -137,15 +141,10 @@ pub fn install_for_export() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Also handles SIGUSR1, as SIGTERM: `mpirun` passes it on to its ranks, but stops them for good
-/// soon after any of the others.
-pub fn install_forwarded() -> std::io::Result<()> {
+/// From now on the handlers speak as those of one of several ranks.
+pub fn is_of_a_rank() {
     #[cfg(unix)]
-    {
-        unix::IS_RANK.store(true, std::sync::atomic::Ordering::Relaxed);
-        unix::install(libc::SIGUSR1, unix::stop)?;
-    }
-    Ok(())
+    unix::IS_RANK.store(true, Ordering::Relaxed);
 }
 
 /// From now on SIGUSR1 ends this process as SIGTERM does: it has nothing to save yet.

@@ -40,6 +40,7 @@ fn signals_in_this_process() {
     assert_eq!(ends_with(&[], 1), 1);
     assert_eq!(ends_with(&[libc::SIGINT], 1), 131);
     assert_eq!(ends_with(&[libc::SIGTERM], 1), 144);
+    assert_eq!(ends_with(&[libc::SIGUSR1], 1), 144, "a batch system's warning");
     for two in [[libc::SIGINT, libc::SIGINT], [libc::SIGTERM, libc::SIGTERM], [libc::SIGINT, libc::SIGTERM]] {
         assert_eq!(ends_with(&two, 1), 9, "a code of its own");
     }
