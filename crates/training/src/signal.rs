@@ -1,12 +1,16 @@
-//! Ctrl-C, SIGTERM, SIGHUP and SIGUSR1. During training, the first signal asks the loop to finish its
-//! step and save; the second stops the process at once. An export removes what it has written. In a
-//! conversation Ctrl-C ends the answer, never the program.
+//! Ctrl-C, SIGTERM, SIGHUP and SIGUSR1. During training, the first signal asks the loop to finish
+//! its step and save; the second stops the process at once. An export removes what it has written.
+//! In a conversation Ctrl-C ends the answer, never the program.
 //!
 //! A handler may only touch atomics, write to a file descriptor or exit, so the loop polls
 //! `requested` between steps. Checkpoints are whole at every moment, so exiting at once loses only
 //! work.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+/// How long a signal of a program may repeat the first one: at a job's time limit Slurm sends
+/// SIGTERM twice, milliseconds apart. A second Ctrl-C is always meant.
+const REPEAT_MS: u64 = 1000;
 
 /// Exit code of a process that a second signal stopped at once.
 pub const STOPPED_AT_ONCE: u8 = 9;
@@ -61,6 +65,8 @@ pub enum Phase {
 static PHASE: AtomicU8 = AtomicU8::new(Phase::BeforeUpdates as u8);
 /// Exit code of the first signal; 0 until there is one.
 static REQUESTED: AtomicU8 = AtomicU8::new(0);
+/// When it came, in milliseconds of a clock; 0 until then.
+static REQUESTED_MS: AtomicU64 = AtomicU64::new(0);
 /// Step of the last whole checkpoint; 0 until there is one.
 static SAVED: AtomicU64 = AtomicU64::new(0);
 /// Whether standard error is a terminal.
@@ -75,9 +81,32 @@ pub fn requested() -> Option<Signal> {
     Signal::from_exit_code(REQUESTED.load(Ordering::Relaxed))
 }
 
-/// Records a signal: the first requests a clean end; true for the second.
-fn request(signal: Signal) -> bool {
-    REQUESTED.compare_exchange(0, signal.exit_code(), Ordering::Relaxed, Ordering::Relaxed).is_err()
+/// What a signal is to the run.
+#[cfg(unix)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    First,
+    /// The first one again.
+    Repeat,
+    Second,
+}
+
+/// Records a signal that came at this time: the first requests a clean end.
+#[cfg(unix)]
+fn request(signal: Signal, now_ms: u64) -> Request {
+    let code = signal.exit_code();
+    let Err(first) = REQUESTED.compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed) else {
+        REQUESTED_MS.store(now_ms, Ordering::Relaxed);
+        return Request::First;
+    };
+    // The handler of the first one may be about to store its time.
+    let first_ms = match REQUESTED_MS.load(Ordering::Relaxed) {
+        0 => now_ms,
+        time => time,
+    };
+    let is_soon = now_ms.saturating_sub(first_ms) < REPEAT_MS;
+    let of_a_program = ![first, code].contains(&Signal::Interrupt.exit_code());
+    if is_soon && of_a_program { Request::Repeat } else { Request::Second }
 }
 
 /// Records that there is a whole checkpoint of this step; a second signal reports the last one.
@@ -184,8 +213,8 @@ pub fn waiting(waits: bool) {
 #[cfg(unix)]
 mod unix {
     use super::{
-        AtomicBool, EVALUATION, INTERRUPTED, KEPT, NOTHING_KEPT, Ordering, Phase, SAVED, STOPPED_AT_ONCE, Signal,
-        TERMINAL, WAITING, is_in, request,
+        AtomicBool, EVALUATION, INTERRUPTED, KEPT, NOTHING_KEPT, Ordering, Phase, Request, SAVED, STOPPED_AT_ONCE,
+        Signal, TERMINAL, WAITING, is_in, request,
     };
     use crate::decimal::{DIGITS_MAX, decimal};
     use std::io::{self, IsTerminal};
@@ -226,11 +255,19 @@ mod unix {
         }
     }
 
+    /// Milliseconds of a clock that only goes forward; never 0.
+    fn now_ms() -> u64 {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: one of the few functions a handler may call; it writes to the place it is given.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+        (time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000).max(1)
+    }
+
     /// Whether this process is one of several ranks.
     pub(super) static IS_RANK: AtomicBool = AtomicBool::new(false);
 
     pub(super) extern "C" fn cancel(number: libc::c_int) {
-        if request(signal_of(number)) {
+        if request(signal_of(number), now_ms()) == Request::Second {
             // SAFETY: one of the few functions a handler may call.
             unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
         }
@@ -243,13 +280,16 @@ mod unix {
 
     pub(super) extern "C" fn stop(number: libc::c_int) {
         let signal = signal_of(number);
-        if request(signal) {
-            say_lost();
-            // SAFETY: one of the few functions a handler may call; nothing is cleaned up, and
-            // nothing needs to be.
-            unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
+        match request(signal, now_ms()) {
+            Request::First => say_what_follows(signal),
+            Request::Repeat => (),
+            Request::Second => {
+                say_lost();
+                // SAFETY: one of the few functions a handler may call; nothing is cleaned up, and
+                // nothing needs to be.
+                unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
+            }
         }
-        say_what_follows(signal);
     }
 
     /// A launcher sends signals to ranks when one of them has ended with an error: then this one
