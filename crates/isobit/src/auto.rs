@@ -1,5 +1,5 @@
-//! What `device = "auto"` computes on: the first card that works; where it has too little memory for
-//! the run, as many of the cards after it as the run needs; the CPU where no card works.
+//! What `device = "auto"` computes on: the first card that works; where it has too little memory
+//! for the run, as many of the cards after it as the run needs; the CPU where no card works.
 
 use crate::backend::{Chosen, cards};
 use crate::fits::{Given, Ranks, memory_fit};
@@ -25,7 +25,7 @@ pub(crate) fn placed(run: Run, given: &Given, ranks: Ranks, planned: bool) -> Ru
     };
     // Texts are generated on one device.
     let most = if planned && run.generate_prompts.is_empty() { usize::MAX } else { 1 };
-    // Of several ranks each must know how many cards there are; one alone opens no more than it uses.
+    // Ranks must know how many cards there are; one process opens no more than it uses.
     let own: Box<dyn Iterator<Item = Selector>> = match ranks.here {
         1 => Box::new(cards()),
         _ => Box::new(share(&cards().collect::<Vec<_>>(), ranks).to_vec().into_iter()),

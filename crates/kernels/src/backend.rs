@@ -261,8 +261,8 @@ pub trait Device {
         &self,
         weight: <Self::Memory as Memory>::QuantizedWeight,
     ) -> <Self::Memory as Memory>::HostQuantizedWeight;
-    /// 4-bit weights from host memory; the ops until [`Device::finish_load_quantized`] may run at the
-    /// same time.
+    /// 4-bit weights from host memory; the ops until [`Device::finish_load_quantized`] may run at
+    /// the same time.
     #[track_caller]
     fn begin_load_quantized(
         &self,
