@@ -10,18 +10,20 @@ use crate::units::size;
 use isobit_autograd::Offload;
 use isobit_doctor::{NamedCard, named_card};
 use isobit_kernels::gpu::{self, Api, Listing, Selector};
-use isobit_kernels::plan::MemoryLayout;
+use isobit_kernels::plan::{Counting, MemoryLayout};
 use isobit_kernels::{Gpu, Path};
 use isobit_models::build::Settings;
-use isobit_models::{Config, ConfigShapes, Shapes, WeightSource, Weights};
+use isobit_models::{Config, ConfigShapes, Shapes, Trained, WeightSource, Weights};
 use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::Run;
 use isobit_training::free_memory::free_memory_beside;
+use isobit_training::groups::Groups;
 use isobit_training::plan::{
     self, Generated, MemoryPlan, PeakOfUpdate, PlannedUpdate, TOKENS_MAX, least_bytes, longest_rows,
 };
 use isobit_training::prepare::{RunError, check_positions, loads_in_4bit, model_config, step_settings, trained};
+use isobit_training::ranks::memory::Place;
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
 
@@ -84,16 +86,38 @@ impl Given {
 
 /// The ranks of a run, as a plan sees them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ranks {
+pub(crate) struct Ranks<'a> {
     /// On this machine; they share its memory.
     pub(crate) here: usize,
     pub(crate) all: usize,
     /// Those on this machine before this one.
     pub(crate) index: usize,
+    /// Those that the plan is for: it is that of the most demanding one. All if none is named.
+    pub(crate) planned: &'a [usize],
 }
 
-impl Ranks {
-    pub(crate) const ALONE: Self = Self { here: 1, all: 1, index: 0 };
+impl Ranks<'_> {
+    pub(crate) const ALONE: Self = Self { here: 1, all: 1, index: 0, planned: &[] };
+
+    /// The places among ranks that a plan has to look at: none of a single process.
+    pub(crate) fn places(self, run: &Run) -> Vec<Option<Place>> {
+        if self.all < 2 {
+            return vec![None];
+        }
+        let groups = Groups::new(run.rows_per_update() as usize, run.training.gradient_groups as usize);
+        let is_sharded = !matches!(trained(run), Trained::Lora(_));
+        let first = Place { rank: 0, ranks: self.all, groups, is_sharded, node: 0 };
+        first.most_demanding(self.planned).into_iter().map(Some).collect()
+    }
+}
+
+/// The part of an update that shows its peak, on a rank or in a single process.
+pub(crate) fn peak_of_update(run: &Run, place: Option<Place>, stages_after: usize) -> PeakOfUpdate {
+    let (groups, together) = (run.training.gradient_groups as usize, run.training.micro_batch_size as usize);
+    match place {
+        Some(place) => PeakOfUpdate::of_rank(place, together, stages_after),
+        None => PeakOfUpdate::of_stage(run.rows_per_update() as usize, groups, together, stages_after),
+    }
 }
 
 /// Host memory that a run on a card needs.
@@ -108,7 +132,7 @@ pub(crate) struct HostFit {
 impl HostFit {
     /// The process with its rows, what is offloaded, what a rank keeps, and every checkpoint while
     /// it is written. The host of a card elsewhere is unknown.
-    fn of(plan: &MemoryPlan, run: &Run, process: u64, ranks: Ranks, is_here: bool) -> Self {
+    fn of(plan: &MemoryPlan, run: &Run, process: u64, ranks: Ranks<'_>, is_here: bool) -> Self {
         let what = match (ranks.all, run.offload.is_none()) {
             (2.., _) => "what this rank keeps on the host",
             (_, true) => "saving a checkpoint beside the rows of data",
@@ -116,7 +140,7 @@ impl HostFit {
         };
         // Weights are mapped while they are loaded.
         let available = if is_here { free_beside(overhead::mapped_weight_bytes(run), ranks.here) } else { None };
-        let needed = ((plan.bytes_beside_device() + plan.bytes_ranks) as u64).saturating_add(process);
+        let needed = (plan.bytes_beside_device() as u64).saturating_add(process);
         Self { needed, available, what }
     }
 
@@ -167,14 +191,12 @@ impl MemoryFit {
     }
 
     /// Settings that would fit, or be faster.
-    pub(crate) fn advice(&self, run: &Run, given: &Given, ranks: Ranks) -> impl Iterator<Item = Advice> {
-        advice::of(run, self.need(run), move |run| Some(memory_fit(run, given, ranks).ok()?.need(run)))
+    pub(crate) fn advice(&self, run: &Run, given: &Given, ranks: Ranks<'_>) -> impl Iterator<Item = Advice> {
+        advice::of(run, self.need(), move |run| Some(memory_fit(run, given, ranks).ok()?.need()))
     }
 
-    fn need(&self, run: &Run) -> advice::Need {
-        let training = &run.training;
-        let (groups, together) = (training.gradient_groups as usize, training.micro_batch_size as usize);
-        let rows = PeakOfUpdate::new(run.rows_per_update() as usize, groups, together).rows;
+    fn need(&self) -> advice::Need {
+        let rows = self.plan.as_ref().map_or(1, |plan| plan.rows);
         let work = self.plan.iter().flat_map(|plan| plan.work.values()).map(|work| work.multiply_adds).sum::<u64>();
         let host = self.host.as_ref().map(|host| host.needed);
         let (bytes, work_per_row) = (self.needed, work / rows.max(1) as u64);
@@ -235,7 +257,7 @@ pub(crate) fn check_evaluation(run: &Run) -> Result<(), Failure> {
 }
 
 /// Plans a run for its device: one of this machine, or any device whose memory or name is given.
-pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<MemoryFit, Failure> {
+pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks<'_>) -> Result<MemoryFit, Failure> {
     memory_limits::check(&given.memories, 1)?;
     check_evaluation(run)?;
     let device = planned(&[Chosen::of(run)?], 0, given, ranks)?;
@@ -258,7 +280,7 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
             let plan = worst_case(run, &model, cpu, Offload::NONE, ranks)?;
             let overhead = overhead::of_process(run, threads, plan.bytes_on_host() as u64);
             if given.memories.is_empty() {
-                let needed = (plan.bytes_on_host() + plan.bytes_ranks) as u64 + overhead;
+                let needed = plan.bytes_on_host() as u64 + overhead;
                 let mapped = overhead::mapped_weight_bytes(run);
                 let mapped = mapped.saturating_add(overhead::address_space_of_samples(run, &plan, mapped));
                 available = free_beside(overhead::address_space(run, mapped, threads, needed), ranks.here);
@@ -278,7 +300,7 @@ pub(crate) fn memory_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<Memor
             (plan, Some(host), overhead)
         }
     };
-    let counted = if on_host { plan.bytes_on_host() + plan.bytes_ranks } else { plan.bytes_on_device() };
+    let counted = if on_host { plan.bytes_on_host() } else { plan.bytes_on_device() };
     let (needed, available) = binding_limit(counted as u64, overhead, available, own);
     Ok(MemoryFit { plan: Some(plan), device: name, needed, overhead, on_host, is_here, available, host, is_estimate })
 }
@@ -325,7 +347,7 @@ pub(crate) enum PlannedDevice {
 }
 
 /// The device at a place of the list.
-pub(crate) fn planned(devices: &[Chosen], at: usize, given: &Given, ranks: Ranks) -> Result<Planned, Failure> {
+pub(crate) fn planned(devices: &[Chosen], at: usize, given: &Given, ranks: Ranks<'_>) -> Result<Planned, Failure> {
     let said = given.available(devices, at);
     let selector = match devices[at] {
         Chosen::Cpu { threads } => {
@@ -391,27 +413,32 @@ fn named(card: &NamedCard, selector: Selector, said: Option<Available>, number: 
     }
 }
 
-/// The worst case of a config: every row of maximum length.
+/// The worst case of a config: every row of maximum length, on the most demanding rank.
 fn worst_case<L: MemoryLayout>(
     run: &Run,
     model: &Config,
     like: L,
     offload: Offload,
-    ranks: Ranks,
+    ranks: Ranks<'_>,
 ) -> Result<MemoryPlan, RunError> {
     check_positions(run, model)?;
     targets::check(model, &trained(run))?;
     let settings = settings(run);
-    let step = step_settings(run);
-    let peak = PeakOfUpdate::new(run.rows_per_update() as usize, step.gradient_groups, step.micro_batch_size);
-    let step = StepSettings { gradient_groups: peak.groups, ..step };
     let row = longest_rows(1, settings.positions);
-    let rows = vec![&row[0]; peak.rows];
-    let (waiting, evaluated, ranks) = (peak.waiting, evaluated(run), ranks.all);
-    let generated = generated(run, model);
-    let packs = run.training.sample_packing;
-    let planned = PlannedUpdate { step: &step, rows: &rows, packs, waiting, evaluated, generated, offload, ranks };
-    with_shapes(run, model, |source| plan::memory(like, model, source, &settings, &planned))
+    let like = Counting::new(like);
+    let (evaluated, generated, packs) = (evaluated(run), generated(run, model), run.training.sample_packing);
+    with_shapes(run, model, |source| {
+        let of_rank = |rank| {
+            let peak = peak_of_update(run, rank, 0);
+            let step = StepSettings { gradient_groups: peak.groups, ..step_settings(run) };
+            let (rows, waiting) = (vec![&row[0]; peak.rows], peak.waiting);
+            let planned =
+                PlannedUpdate { step: &step, rows: &rows, packs, waiting, evaluated, generated, offload, rank };
+            plan::memory_on(&like, model, source, &settings, &planned)
+        };
+        let plans = ranks.places(run).into_iter().map(of_rank).collect::<Result<Vec<_>, _>>()?;
+        Ok(MemoryPlan::of_most_demanding(plans, like.is_host()).expect("a run has a rank"))
+    })
 }
 
 /// Rows that a run evaluates at once.

@@ -82,7 +82,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         if plans.len() > 1 && !arguments.json {
             print_heading(same).map_err(|error| Failure::output(&error))?;
         }
-        let planned = planned(&plan.run, arguments, &plan.given, Ranks { all, ..Ranks::ALONE });
+        let numbers = if plans.len() > 1 { &same[..] } else { &[] };
+        let ranks = Ranks { all, planned: numbers, ..Ranks::ALONE };
+        let planned = planned(&plan.run, arguments, &plan.given, ranks);
         answer = planned
             .and_then(|(object, answer)| {
                 objects.extend(object);
@@ -220,7 +222,7 @@ fn hint_for_unknown(typed: &str) -> String {
 }
 
 /// The memory of audits, if there are to be any; refuses those that `train` would refuse.
-fn audit_fit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<Option<AuditFit>, Failure> {
+fn audit_fit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks<'_>) -> Result<Option<AuditFit>, Failure> {
     if arguments.audit_every.is_none() {
         return Ok(None);
     }
@@ -236,7 +238,7 @@ fn audit_fit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> R
 
 /// Plans for one rank, or for the only process: the object for `--json`, and whether it fits.
 /// Without `--json` the plan is printed.
-fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks) -> Result<Planned, Failure> {
+fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks<'_>) -> Result<Planned, Failure> {
     let run = &auto::placed(run.clone(), given, ranks, true);
     let mut object = None;
     let (refusal, audits) = if run.devices.len() > 1 {

@@ -92,16 +92,17 @@ pub(crate) fn overhead_label(on_host: bool) -> (&'static str, &'static str) {
 
 /// What is offloaded to host memory, by item.
 fn print_host(out: &mut impl Write, plan: &MemoryPlan, margin: &str) -> std::io::Result<()> {
-    if plan.bytes_ranks > 0 {
-        let bytes = size(plan.bytes_ranks as u64);
+    let of_rank = plan.host_items.get(&Item::Rank).copied().unwrap_or(0);
+    if of_rank > 0 {
+        let bytes = size(of_rank as u64);
         writeln!(out, "{margin}{:<12} {bytes:>12}  on the host, for shards and messages of a rank", "rank")?;
     }
-    if plan.host_bytes_peak == 0 {
+    if plan.bytes_offloaded() == 0 {
         return Ok(());
     }
-    let items = plan.host_items.iter().filter(|(_, bytes)| **bytes > 0);
+    let items = plan.host_items.iter().filter(|(item, bytes)| **bytes > 0 && **item != Item::Rank);
     let items: Vec<String> = items.map(|(item, bytes)| format!("{} {}", item.name(), size(*bytes as u64))).collect();
-    let total = size(plan.host_bytes_peak as u64);
+    let total = size(plan.bytes_offloaded() as u64);
     writeln!(out, "{margin}{:<12} {total:>12}  offloaded to host memory: {}", "host", items.join(", "))
 }
 
@@ -300,11 +301,11 @@ fn put_plan(value: &mut serde_json::Value, plan: &MemoryPlan) {
     for item in Item::ALL {
         value[format!("{}_bytes", item.name())] = plan.items[&item].into();
     }
-    if plan.bytes_ranks > 0 {
-        value["rank_host_bytes"] = plan.bytes_ranks.into();
+    if plan.bytes_of_rank() > 0 {
+        value["rank_host_bytes"] = plan.bytes_of_rank().into();
     }
-    if plan.host_bytes_peak > 0 {
-        value["host_bytes"] = plan.host_bytes_peak.into();
+    if plan.bytes_offloaded() > 0 {
+        value["host_bytes"] = plan.bytes_offloaded().into();
         for item in Item::ALL {
             value[format!("host_{}_bytes", item.name())] = plan.host_items[&item].into();
         }

@@ -10,12 +10,13 @@ use crate::memory_limits;
 use crate::overhead;
 use crate::units::size;
 use isobit_autograd::Offload;
-use isobit_kernels::plan::MemoryLayout;
+use isobit_kernels::plan::{Counting, MemoryLayout};
 use isobit_kernels::{Gpu, Path};
 use isobit_models::{Config, Part, Trained, WeightSource};
 use isobit_training::config::Run;
-use isobit_training::plan::{MemoryPlan, PeakOfUpdate, PlannedStage, TOKENS_MAX, longest_rows, stage_memory};
+use isobit_training::plan::{MemoryPlan, PlannedStage, TOKENS_MAX, longest_rows, stage_memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
+use isobit_training::ranks::memory::Place;
 use isobit_training::stages::{StageDevice, parcels};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
@@ -188,7 +189,7 @@ impl SplitFit {
     }
 
     /// Settings that would fit, or be faster.
-    pub(crate) fn advice(&self, run: &Run, given: &Given, ranks: Ranks) -> impl Iterator<Item = Advice> {
+    pub(crate) fn advice(&self, run: &Run, given: &Given, ranks: Ranks<'_>) -> impl Iterator<Item = Advice> {
         advice::of(run, self.need(), move |run| Some(split_fit(run, given, ranks).ok()?.need()))
     }
 
@@ -239,7 +240,7 @@ impl SplitFit {
 }
 
 /// Plans a run for its list of devices. What is `given` of them need not be in this machine.
-pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks) -> Result<SplitFit, Failure> {
+pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks<'_>) -> Result<SplitFit, Failure> {
     let devices = Chosen::all_of(run)?;
     memory_limits::check(&given.memories, devices.len())?;
     fits::check_evaluation(run)?;
@@ -293,7 +294,7 @@ struct Plans<'a> {
     planned: &'a [Planned],
     /// Whether the memories of entries that are one device add up.
     adds_up: bool,
-    ranks: Ranks,
+    ranks: Ranks<'a>,
     /// By device and layers.
     known: BTreeMap<(usize, usize, usize), MemoryPlan>,
 }
@@ -337,13 +338,13 @@ impl Plans<'_> {
                     what: failure.message,
                     hint: failure.hint.unwrap_or_default(),
                 })?;
-                self.on(cpu, at, part, trained_before, Offload::NONE)
+                self.on(cpu, at, &part, trained_before, Offload::NONE)
             }
             PlannedDevice::Gpu { selector, architectures } => {
                 let mut largest: Option<MemoryPlan> = None;
                 for known in architectures {
                     let gpu = Gpu::absent(*selector, *known);
-                    let plan = self.on(gpu, at, part.clone(), trained_before, self.run.offload)?;
+                    let plan = self.on(gpu, at, &part, trained_before, self.run.offload)?;
                     largest = largest.filter(|largest| largest.bytes_peak >= plan.bytes_peak).or(Some(plan));
                 }
                 Ok(largest.expect("a device has an architecture, known or not"))
@@ -351,36 +352,41 @@ impl Plans<'_> {
         }
     }
 
-    /// The worst case of a config: every row of maximum length.
+    /// The worst case of a config: every row of maximum length, on the most demanding rank.
     fn on<L: MemoryLayout>(
         &self,
         like: L,
         at: usize,
-        part: Part,
+        part: &Part,
         trained_before: bool,
         offload: Offload,
     ) -> Result<MemoryPlan, RunError> {
-        let (settings, step) = (fits::settings(self.run), step_settings(self.run));
-        let (rows, stages_after) = (self.run.rows_per_update() as usize, self.planned.len() - 1 - at);
-        let peak = PeakOfUpdate::of_stage(rows, step.gradient_groups, step.micro_batch_size, stages_after);
-        let group_rows = rows.div_ceil(step.gradient_groups);
-        let step = StepSettings { gradient_groups: peak.groups, ..step };
+        let (run, settings) = (self.run, fits::settings(self.run));
+        let (like, stages_after) = (Counting::new(like), self.planned.len() - 1 - at);
         let row = longest_rows(1, settings.positions);
-        let stage = PlannedStage {
-            part,
-            stages_after,
-            trained_before,
-            settings: &settings,
-            step: &step,
-            rows: &vec![&row[0]; peak.rows],
-            packs: self.run.training.sample_packing,
-            group_rows,
-            waiting: peak.waiting,
-            evaluated: fits::evaluated(self.run),
-            offload,
-            ranks: self.ranks.all,
+        let of_rank = |rank: Option<Place>| {
+            let peak = fits::peak_of_update(run, rank, stages_after);
+            let groups = run.training.gradient_groups as usize;
+            let group_rows = rank.map_or_else(|| (run.rows_per_update() as usize).div_ceil(groups), Place::group_rows);
+            let step = StepSettings { gradient_groups: peak.groups, ..step_settings(run) };
+            let stage = PlannedStage {
+                part: part.clone(),
+                stages_after,
+                trained_before,
+                settings: &settings,
+                step: &step,
+                rows: &vec![&row[0]; peak.rows],
+                packs: run.training.sample_packing,
+                group_rows,
+                waiting: peak.waiting,
+                evaluated: fits::evaluated(run),
+                offload,
+                rank,
+            };
+            stage_memory(&like, self.model, self.source, &stage)
         };
-        stage_memory(like, self.model, self.source, &stage)
+        let plans = self.ranks.places(run).into_iter().map(of_rank).collect::<Result<Vec<_>, _>>()?;
+        Ok(MemoryPlan::of_most_demanding(plans, like.is_host()).expect("a run has a rank"))
     }
 
     /// Host memory of what cards offload and save and of what ranks keep and send, beside what
@@ -388,11 +394,10 @@ impl Plans<'_> {
     fn add_host(&self, pools: &mut Vec<Pool>, stages: &[StageFit], tokens: u64) {
         let is_cpu = |at: usize| matches!(self.planned[at].kind, PlannedDevice::Cpu { .. });
         let cards = || stages.iter().enumerate().filter(|(at, _)| !is_cpu(*at)).map(|(_, stage)| &stage.plan);
-        let ranks: usize = stages.iter().map(|stage| stage.plan.bytes_ranks).sum();
         if let Some(pool) = pools.iter_mut().find(|pool| pool.stages.first().is_some_and(|at| is_cpu(*at))) {
-            let offloads = !self.run.offload.is_none();
-            let offloaded: usize = cards().filter(|_| offloads).map(MemoryPlan::bytes_beside_device).sum();
-            pool.needed += (offloaded + ranks) as u64;
+            let keeps = !self.run.offload.is_none() || self.ranks.all > 1;
+            let kept: usize = cards().filter(|_| keeps).map(MemoryPlan::bytes_beside_device).sum();
+            pool.needed += kept as u64;
             return;
         }
         let transfer = transfer(self.run, self.model, tokens, self.planned.len());
@@ -401,7 +406,7 @@ impl Plans<'_> {
         let are_here = self.planned.iter().all(|device| device.is_here);
         // Weights are mapped while this is planned.
         let available = if are_here { fits::free(self.ranks.here) } else { None };
-        let counted = step.max(save as u64).saturating_add(ranks as u64);
+        let counted = step.max(save as u64);
         let process = overhead::of_process(self.run, self.threads(), counted);
         let needed = counted.saturating_add(process);
         let name = "host memory".to_string();

@@ -164,8 +164,8 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     }
     let of_rank = ranks::of_rank(&run, world)?;
     let host_threads = Chosen::host_threads(of_rank.threads as usize)?;
-    let neighbours = world.neighbours();
-    let ranks = Ranks { here: neighbours.count, all: world.size(), index: neighbours.index };
+    let (neighbours, own) = (world.neighbours(), [world.rank()]);
+    let ranks = Ranks { here: neighbours.count, all: world.size(), index: neighbours.index, planned: &own };
     let of_rank = auto::placed(of_rank, &Given::of_run(&arguments.memory), ranks, !arguments.no_plan);
     let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks);
     let (devices, trained) = devices.map_err(Failure::with_way_out)?;
@@ -245,7 +245,12 @@ pub(crate) enum Devices {
 impl Devices {
     /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`;
     /// then also how many numbers it trains.
-    pub(crate) fn of(run: &Run, memories: &[u64], planned: bool, ranks: Ranks) -> Result<(Self, Option<u64>), Failure> {
+    pub(crate) fn of(
+        run: &Run,
+        memories: &[u64],
+        planned: bool,
+        ranks: Ranks<'_>,
+    ) -> Result<(Self, Option<u64>), Failure> {
         let devices = Chosen::all_of(run)?;
         // One number holds for the cards of all ranks, and one of them may have none.
         let is_without = ranks.all > 1 && memories.len() == 1 && devices.iter().all(Chosen::is_cpu);

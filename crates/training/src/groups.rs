@@ -59,17 +59,19 @@ impl Groups {
 
     /// Most gradients that exist at once while one process reduces all groups.
     pub fn gradients_at_once(self) -> usize {
-        fn of(groups: &Groups, node: Range<usize>) -> usize {
-            match middle(&node) {
-                _ if groups.is_empty(&node) => 0,
-                None => 1,
-                Some(middle) => {
-                    let left = of(groups, node.start..middle);
-                    left.max(usize::from(left > 0) + of(groups, middle..node.end))
-                }
+        self.gradients_of_node(0..self.groups)
+    }
+
+    /// The same for a node of the tree.
+    pub fn gradients_of_node(self, node: Range<usize>) -> usize {
+        match middle(&node) {
+            _ if self.is_empty(&node) => 0,
+            None => 1,
+            Some(middle) => {
+                let left = self.gradients_of_node(node.start..middle);
+                left.max(usize::from(left > 0) + self.gradients_of_node(middle..node.end))
             }
         }
-        of(&self, 0..self.groups)
     }
 
     /// Whether none of these groups has a row.

@@ -2,18 +2,18 @@
 //! training step on a counting backend, so the plan cannot disagree with the run. Every buffer is
 //! identified by the line of code that allocated it; items are groups of such lines.
 //!
-//! Besides device memory, the plan includes what is offloaded to host memory, and host memory for
-//! writing a checkpoint (all trained tensors and their moments) and for reading one back (one
-//! tensor).
+//! Besides device memory, the plan includes what is offloaded to host memory, what one of several
+//! ranks holds there (`ranks/memory.rs`), and host memory for writing a checkpoint (all trained
+//! tensors and their moments) and for reading one back (one tensor).
 
 use crate::batch::{Batch, BatchPosition};
 use crate::engine::Engine;
 use crate::groups::Groups;
 use crate::prepare::RunError;
-use crate::ranks;
+use crate::ranks::memory::{Exchange, Place};
 use crate::row::Row;
 use crate::stages::Alone;
-use crate::step::{StepError, StepSettings};
+use crate::step::{StepError, StepSettings, Update};
 use crate::trainer::{Placement, Trainer};
 use isobit_autograd::{Offload, Parameter, Value};
 use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, SMALL_MAX, SMALL_STEP_BYTES, Work};
@@ -37,9 +37,12 @@ pub enum Item {
     Activations,
     /// Workspace of ops.
     Workspace,
+    /// Host memory of one of several ranks: its shard of the optimizer, and messages.
+    Rank,
 }
 
 impl Item {
+    /// Those of every plan.
     pub const ALL: [Self; 6] =
         [Self::Weights, Self::Trained, Self::Gradients, Self::Optimizer, Self::Activations, Self::Workspace];
 
@@ -51,6 +54,7 @@ impl Item {
             Self::Optimizer => "optimizer",
             Self::Activations => "activations",
             Self::Workspace => "workspace",
+            Self::Rank => "rank",
         }
     }
 
@@ -60,6 +64,7 @@ impl Item {
         let file = holder.file.replace('\\', "/");
         let is_in = |part: &str| file.contains(part);
         match holder.kind {
+            _ if is_in("training/src/ranks/") => Self::Rank,
             _ if is_in("models/") || is_in("autograd/src/stream.rs") => Self::Weights,
             MemoryKind::Weight => Self::Trained,
             MemoryKind::Buffer("u8") => Self::Workspace,
@@ -102,10 +107,10 @@ pub struct MemoryPlan {
     /// Their sum.
     pub host_bytes_peak: usize,
     pub host_bytes_between_steps: usize,
-    /// On the host of one of several ranks: its shard of the optimizer, and messages at their peak.
-    pub bytes_ranks: usize,
     /// Number of trained values.
     pub trained_count: usize,
+    /// Rows of the updates that were counted.
+    pub rows: usize,
     /// Every line of code that held memory at the peak.
     pub holdings: Holdings,
     /// Work of each op in one step.
@@ -118,6 +123,33 @@ impl MemoryPlan {
     pub fn bytes_on_host(&self) -> usize {
         let generate = self.bytes_generate + self.host_bytes_generate;
         self.bytes_peak.max(self.bytes_between_steps + self.bytes_save).max(self.bytes_resume).max(generate)
+    }
+
+    /// What one of several ranks holds at the peak of its host.
+    pub fn bytes_of_rank(&self) -> usize {
+        let of = |items: &BTreeMap<Item, usize>| items.get(&Item::Rank).copied().unwrap_or(0);
+        of(&self.items) + of(&self.host_items)
+    }
+
+    /// What is offloaded to host memory at its peak.
+    pub fn bytes_offloaded(&self) -> usize {
+        self.host_bytes_peak - self.host_items.get(&Item::Rank).copied().unwrap_or(0)
+    }
+
+    /// What the most demanding of several ranks needs, in every memory.
+    pub fn of_most_demanding(plans: Vec<Self>, on_host: bool) -> Option<Self> {
+        if on_host {
+            return plans.into_iter().max_by_key(Self::bytes_on_host);
+        }
+        let beside = plans.iter().max_by_key(|plan| plan.bytes_beside_device())?.clone();
+        let on_device = plans.into_iter().max_by_key(Self::bytes_on_device)?;
+        Some(Self {
+            host_items: beside.host_items,
+            host_bytes_peak: beside.host_bytes_peak,
+            host_bytes_between_steps: beside.host_bytes_between_steps,
+            bytes_save: beside.bytes_save,
+            ..on_device
+        })
     }
 
     /// The peak on a device with memory of its own.
@@ -152,8 +184,8 @@ pub struct PlannedUpdate<'a> {
     /// none.
     pub generated: Generated,
     pub offload: Offload,
-    /// Processes that share the groups of an update.
-    pub ranks: usize,
+    /// The place among ranks that share the groups of an update, if there are several.
+    pub rank: Option<Place>,
 }
 
 /// Memory needed to train `model` with the planned updates. The source may hold shapes without
@@ -165,20 +197,29 @@ pub fn memory<L: MemoryLayout>(
     settings: &Settings,
     planned: &PlannedUpdate<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let PlannedUpdate { step, rows, packs, waiting, evaluated, generated, offload, ranks } = *planned;
-    let backend = Counting::new(like);
+    memory_on(&Counting::new(like), model, source, settings, planned)
+}
+
+/// The same on such a device as `like`, with nothing in its memory.
+pub fn memory_on<L: MemoryLayout>(
+    like: &Counting<L>,
+    model: &Config,
+    source: &dyn WeightSource,
+    settings: &Settings,
+    planned: &PlannedUpdate<'_>,
+) -> Result<MemoryPlan, RunError> {
+    let PlannedUpdate { step, rows, packs, waiting, evaluated, generated, offload, rank } = *planned;
+    let backend = like.emptied();
     let built = build_whole(&backend, model, source, settings, offload)?;
-    let with_moments = ranks < 2 || matches!(settings.trained, Trained::Lora(_));
+    let with_moments = rank.is_none_or(|place| !place.is_sharded);
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
-    let (applies, hidden) = (with_moments, model.hidden);
-    let update = Counted { step, rows, packs, waiting, evaluated, hidden, applies };
+    let update = Counted { step, rows, packs, waiting, evaluated, hidden: model.hidden, rank };
     let plan = counted(&backend, trainer, |trainer| trainer, &update)?;
     let emptied = backend.emptied();
     Ok(MemoryPlan {
         bytes_generate: generation(&emptied, model, source, settings, generated)?,
         heap_bytes_generate: emptied.heap_bytes(),
         host_bytes_generate: cache_bytes(model, generated.tokens),
-        bytes_ranks: ranks::host_bytes(plan.trained_count, ranks, step.gradient_groups, !with_moments),
         ..plan
     })
 }
@@ -232,28 +273,27 @@ pub struct PlannedStage<'a> {
     /// Rows that are evaluated at once; zero if the run does not evaluate.
     pub evaluated: usize,
     pub offload: Offload,
-    /// Processes that share the groups of an update.
-    pub ranks: usize,
+    /// The place among ranks that share the groups of an update, if there are several.
+    pub rank: Option<Place>,
 }
 
 /// Memory that one device of a list needs, for the micro-batches in flight too.
 pub fn stage_memory<L: MemoryLayout>(
-    like: L,
+    like: &Counting<L>,
     model: &Config,
     source: &dyn WeightSource,
     stage: &PlannedStage<'_>,
 ) -> Result<MemoryPlan, RunError> {
     let (PlannedStage { part, settings, step, rows, .. }, offload) = (stage, stage.offload);
-    let backend = Counting::new(like);
+    let backend = like.emptied();
     let built = build_placed(&backend, model, source, settings, part, offload)?;
-    let with_moments = stage.ranks < 2 || matches!(settings.trained, Trained::Lora(_));
+    let with_moments = stage.rank.is_none_or(|place| !place.is_sharded);
     let trainer = Trainer::placed(backend.clone(), built, Placement::new(offload, with_moments, 1))?;
     let alone = |trainer| Alone { trainer, stages_after: stage.stages_after, trained_before: stage.trained_before };
     let (packs, waiting, evaluated) = (stage.packs, stage.waiting, stage.evaluated);
-    let (applies, hidden) = (with_moments, model.hidden);
-    let update = Counted { step, rows, packs, waiting, evaluated, hidden, applies };
+    let (hidden, rank) = (model.hidden, stage.rank);
+    let update = Counted { step, rows, packs, waiting, evaluated, hidden, rank };
     let mut plan = counted(&backend, trainer, alone, &update)?;
-    plan.bytes_ranks = ranks::host_bytes(plan.trained_count, stage.ranks, step.gradient_groups, !with_moments);
     // The batches of a group stay until it is done; those of rows that were not counted are added.
     let before = backend.bytes();
     let place = BatchPosition::of_evaluation(0);
@@ -284,26 +324,38 @@ struct Counted<'a> {
     waiting: usize,
     evaluated: usize,
     hidden: usize,
-    /// Whether the engine applies updates: not where ranks hold the optimizer in shards.
-    applies: bool,
+    rank: Option<Place>,
 }
 
-/// An update. Where ranks hold the optimizer in shards it ends with the gradients: the host does
-/// the rest, and new values take the place of the old.
-fn take<E: Engine>(
-    engine: &mut E,
-    rows: &[&Row],
-    number: u64,
-    settings: &StepSettings,
-    applies: bool,
-) -> Result<(), StepError> {
-    if applies {
-        return engine.step(rows, number, 0.0, settings).map(drop);
+impl Counted<'_> {
+    /// An update over `rows`, as a single process or a rank makes it: gradients of earlier groups
+    /// wait, and are added at the end. Returns the work that was done before its own.
+    fn take<L: MemoryLayout, E: Engine>(
+        &self,
+        backend: &Counting<L>,
+        engine: &mut E,
+        exchange: Option<&Exchange>,
+        rows: &[&Row],
+        number: u64,
+    ) -> Result<BTreeMap<&'static str, Work>, StepError> {
+        let update = Update::new(rows, number);
+        update.check()?;
+        let mut leaf = |_, group| engine.group_gradients(&update, group, self.step).map(|(gradients, _)| gradients);
+        let waiting = (0..self.waiting).map(|_| leaf(0, 0..1)).collect::<Result<Vec<_>, _>>()?;
+        let before = backend.work();
+        let messages = exchange.map(|exchange| exchange.while_computing(backend));
+        let groups = Groups::new(rows.len(), self.step.gradient_groups);
+        let sum = groups.reduce(&mut leaf, &mut |left, right| engine.add(left, right))?;
+        let sum = sum.expect("every group has a row");
+        let mut sum = waiting.into_iter().rev().try_fold(sum, |sum, left| engine.add(left, sum))?;
+        if let Some((exchange, messages)) = exchange.zip(messages) {
+            exchange.update(backend, engine, sum, messages, (number, self.step))?;
+        } else {
+            engine.combine(&mut sum)?;
+            engine.clip_and_apply(&mut sum, number, 0.0, self.step)?;
+        }
+        Ok(before)
     }
-    let gradients = engine.gradients(rows, number, settings)?;
-    engine.digests()?;
-    drop(gradients);
-    Ok(())
 }
 
 /// Counts two steps of an engine around `trainer`; on a device whose heap is known also steps over
@@ -314,32 +366,26 @@ fn counted<L: MemoryLayout, E: Engine>(
     engine: impl FnOnce(Trainer<Counting<L>>) -> E,
     update: &Counted<'_>,
 ) -> Result<MemoryPlan, RunError> {
-    let Counted { step, rows, packs, waiting, evaluated, hidden, applies } = *update;
-    let lengths = || trainer.tensors().iter().map(TrainedTensor::length);
-    let (trained_count, largest) = (lengths().sum::<usize>(), lengths().max().unwrap_or(0));
+    let Counted { step, rows, packs, evaluated, hidden, rank, .. } = *update;
+    let lengths: Vec<usize> = trainer.tensors().iter().map(TrainedTensor::length).collect();
+    let (trained_count, largest) = (lengths.iter().sum::<usize>(), lengths.iter().max().copied().unwrap_or(0));
     let on_device = |parameter: &Parameter<_>| match parameter.value {
         Value::Device(_) => parameter.length(),
         Value::Host(_) => 0,
     };
     let values: usize = trainer.parameters.iter().map(|(_, parameter)| on_device(parameter)).sum();
     let bytes_built = backend.bytes();
-    let mut waiting: Vec<_> = (0..waiting).map(|_| trainer.zero_gradients()).collect();
-    if let Some(table) = trainer.model.tied_table() {
-        let length = trainer.parameters.get(table).length();
-        for gradients in &mut waiting {
-            gradients.add_tied_part(backend, table, length);
-        }
-    }
-    waiting.iter_mut().try_for_each(|gradients| gradients.rest(backend))?;
+    let exchange = rank.map(|place| Exchange::new(place, &lengths, trainer.model.tied_table().is_some()));
     let mut engine = engine(trainer);
-    take(&mut engine, rows, 1, step, applies)?;
-    let before = backend.work();
+    let exchange = exchange.as_ref();
+    let shard = exchange.map(|exchange| exchange.shard(backend));
+    update.take(backend, &mut engine, exchange, rows, 1)?;
     // The second step reuses the buffers of the first, as all later steps do.
-    take(&mut engine, rows, 2, step, applies)?;
+    let before = update.take(backend, &mut engine, exchange, rows, 2)?;
     let work = since(&before, backend.work());
     let mut of_other_rows = |number: u64, made: &dyn Fn(usize) -> Row| {
         let made: Vec<Row> = rows.iter().map(|row| made(row.tokens().len())).collect();
-        take(&mut engine, &made.iter().collect::<Vec<_>>(), number, step, applies)
+        update.take(backend, &mut engine, exchange, &made.iter().collect::<Vec<_>>(), number).map(drop)
     };
     if backend.heap_bytes().is_some() {
         for (number, part) in (3..).zip(SHORT) {
@@ -350,21 +396,21 @@ fn counted<L: MemoryLayout, E: Engine>(
     if packs {
         of_other_rows(9, &of_short_documents)?;
     }
-    drop(waiting);
     let (mut between, mut host_between) = (0, 0);
     if evaluated > 0 {
         let evaluated_rows = vec![rows[0]; evaluated];
         engine.evaluate_rows(&evaluated_rows, 0..evaluated, step.profile, evaluated)?;
         // Slices of trained weights are made again, and are there if a save follows.
         (between, host_between) = (backend.bytes(), backend.host_bytes());
-        take(&mut engine, rows, 10, step, applies)?;
+        update.take(backend, &mut engine, exchange, rows, 10)?;
     }
     let holdings = backend.held_at_peak();
+    let (between, host_between) = (between.max(backend.bytes()), host_between.max(backend.host_bytes()));
+    drop(shard);
     Ok(MemoryPlan {
         host_items: items(&backend.host_held_at_peak(), 0),
         host_bytes_peak: backend.host_bytes_peak(),
-        host_bytes_between_steps: backend.host_bytes().max(host_between),
-        bytes_ranks: 0,
+        host_bytes_between_steps: host_between,
         bytes_generate: 0,
         heap_bytes_generate: None,
         host_bytes_generate: 0,
@@ -372,10 +418,11 @@ fn counted<L: MemoryLayout, E: Engine>(
         bytes_peak: backend.bytes_peak(),
         // Row lengths that the plan did not try may need one more step of the small buffers.
         heap_bytes: backend.heap_bytes().map(|bytes| bytes + SMALL_STEP_BYTES),
-        bytes_between_steps: backend.bytes().max(between),
-        bytes_save: 3 * trained_count * size_of::<f32>(),
-        bytes_resume: bytes_built + largest * size_of::<f32>(),
+        bytes_between_steps: between,
+        bytes_save: exchange.map_or(3 * trained_count * size_of::<f32>(), Exchange::save_bytes),
+        bytes_resume: bytes_built + largest * size_of::<f32>() + exchange.map_or(0, Exchange::resume_bytes),
         trained_count,
+        rows: rows.len(),
         holdings,
         work,
     })
@@ -437,14 +484,19 @@ impl PeakOfUpdate {
 
     /// On a device with `stages_after` behind it, which holds a micro-batch for each of them too.
     pub fn of_stage(rows: usize, groups: usize, micro_batch_size: usize, stages_after: usize) -> Self {
-        let all = Groups::new(rows, groups);
-        let computed = groups.min(rows).min(2);
-        let of_group = rows.div_ceil(groups).min((stages_after + 2) * micro_batch_size);
-        Self {
-            groups: computed,
-            rows: computed * of_group,
-            waiting: all.gradients_at_once() - Groups::new(computed, computed).gradients_at_once(),
-        }
+        let at_once = Groups::new(rows, groups).gradients_at_once();
+        Self::of(at_once, rows.div_ceil(groups), micro_batch_size, stages_after)
+    }
+
+    /// On one of several ranks.
+    pub fn of_rank(place: Place, micro_batch_size: usize, stages_after: usize) -> Self {
+        Self::of(place.gradients_at_once(), place.group_rows(), micro_batch_size, stages_after)
+    }
+
+    fn of(at_once: usize, group_rows: usize, micro_batch_size: usize, stages_after: usize) -> Self {
+        let groups = at_once.min(2);
+        let rows = groups * group_rows.min((stages_after + 2) * micro_batch_size);
+        Self { groups, rows, waiting: at_once - groups }
     }
 }
 

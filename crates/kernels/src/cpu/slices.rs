@@ -134,6 +134,10 @@ impl MemoryLayout for Cpu {
         Device::name(self)
     }
 
+    fn is_host(&self) -> bool {
+        true
+    }
+
     fn rows_bytes(&self, shape: SliceShape) -> usize {
         let (tiles, scales) = rows_lengths(shape);
         tiles + size_of::<f32>() * scales

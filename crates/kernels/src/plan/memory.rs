@@ -13,6 +13,10 @@ pub trait MemoryLayout: Workspaces {
     fn buffer_bytes(&self, bytes: usize) -> usize {
         bytes
     }
+    /// Whether its memory is that of the host.
+    fn is_host(&self) -> bool {
+        false
+    }
     /// Whether buffers lie in ranges that only grow, as `heap.rs` places them.
     fn has_heap(&self) -> bool {
         false

@@ -76,6 +76,11 @@ impl<L: MemoryLayout> Counting<L> {
         Self { like: Rc::clone(&self.like), ledger, host: Ledger::default(), scratch: Rc::default() }
     }
 
+    /// Whether its memory is that of the host.
+    pub fn is_host(&self) -> bool {
+        self.like.is_host()
+    }
+
     /// Bytes that the device's buffers take with the gaps between them, at their peak; None if the
     /// device places buffers in its own way.
     pub fn heap_bytes(&self) -> Option<usize> {
@@ -121,6 +126,15 @@ impl<L: MemoryLayout> Counting<L> {
     pub fn forget(&self) {
         self.ledger.forget();
         self.host.forget();
+    }
+
+    /// Bytes of host memory that are no buffer of a device: the device's own memory if that is the
+    /// host's.
+    #[track_caller]
+    pub fn beside(&self, bytes: usize) -> CountedBuffer<u8> {
+        let ledger = if self.is_host() { &self.ledger } else { &self.host };
+        let claim = ledger.claim(MemoryKind::Buffer(u8::NAME), bytes, Lifetime::Other, Location::caller());
+        CountedBuffer { length: bytes, _claim: claim, element: PhantomData }
     }
 
     fn buffer<T: Element>(&self, length: usize, at: &'static Location<'static>) -> CountedBuffer<T> {

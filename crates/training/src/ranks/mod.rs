@@ -3,11 +3,12 @@
 //!
 //! A [`World`] only moves bytes and never waits; `team.rs` adds waiting with a deadline, checksums
 //! and agreement, `handshake.rs` compares the ranks before the first step, and `update.rs` takes
-//! the gradients of the groups through their tree.
+//! the gradients of the groups through their tree. `memory.rs` counts what that takes.
 
 mod error;
 pub mod handshake;
 pub mod launch;
+pub mod memory;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod sharded;
@@ -21,21 +22,6 @@ pub use error::{RankError, RankFailure};
 pub use team::Team;
 
 use std::sync::Arc;
-
-/// Host memory of a rank for a gradient of `count` numbers: its shard of the optimizer, if there
-/// are shards, and messages at their peak.
-///
-/// BOUND: a gradient as tensors and as messages, or the new weights of all ranks and whole tensors
-/// made of them, beside all that has arrived from others: with shards a share of every node that is
-/// one rank's, otherwise the nodes that a rank adds to its own.
-pub fn host_bytes(count: usize, ranks: usize, groups: usize, is_sharded: bool) -> usize {
-    if ranks < 2 {
-        return 0;
-    }
-    let (gradient, share) = (count * size_of::<f32>(), count.div_ceil(ranks) * size_of::<f32>());
-    let (nodes, arriving) = update::nodes(ranks, groups);
-    2 * gradient + if is_sharded { (4 + nodes) * share } else { arriving * gradient }
-}
 
 /// A whole message. Shared, so that it can be passed on to several ranks without a copy.
 pub type Message = Arc<Vec<u8>>;

@@ -30,9 +30,9 @@ const BLOCKS_AT_ONCE: usize = 1024;
 
 /// Consecutive elements of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Piece {
-    tensor: usize,
-    range: Range<usize>,
+pub(super) struct Piece {
+    pub(super) tensor: usize,
+    pub(super) range: Range<usize>,
 }
 
 /// The part of the optimizer that this rank holds.
@@ -49,21 +49,23 @@ pub struct Shards {
 
 /// The pieces of each rank: equal numbers of blocks, or nearly.
 fn cut(lengths: &[usize], ranks: usize) -> Vec<Vec<Piece>> {
+    (0..ranks).map(|rank| pieces_of(lengths, ranks, rank)).collect()
+}
+
+/// The pieces of a rank.
+pub(super) fn pieces_of(lengths: &[usize], ranks: usize, rank: usize) -> Vec<Piece> {
     let total: usize = lengths.iter().map(|length| length.div_ceil(BLOCK)).sum();
-    let of_rank = |rank: usize| {
-        let (blocks, mut first) = (Groups::new(total, ranks).rows_of(rank), 0);
-        let mut pieces = Vec::new();
-        for (tensor, length) in lengths.iter().enumerate() {
-            let end = first + length.div_ceil(BLOCK);
-            let (from, to) = (blocks.start.max(first), blocks.end.min(end));
-            if from < to {
-                pieces.push(Piece { tensor, range: (from - first) * BLOCK..((to - first) * BLOCK).min(*length) });
-            }
-            first = end;
+    let (blocks, mut first) = (Groups::new(total, ranks).rows_of(rank), 0);
+    let mut pieces = Vec::new();
+    for (tensor, length) in lengths.iter().enumerate() {
+        let end = first + length.div_ceil(BLOCK);
+        let (from, to) = (blocks.start.max(first), blocks.end.min(end));
+        if from < to {
+            pieces.push(Piece { tensor, range: (from - first) * BLOCK..((to - first) * BLOCK).min(*length) });
         }
-        pieces
-    };
-    (0..ranks).map(of_rank).collect()
+        first = end;
+    }
+    pieces
 }
 
 impl Shards {

@@ -29,26 +29,6 @@ pub(super) fn rank_of(group: usize, ranks: usize, groups: usize) -> usize {
     (0..ranks).find(|rank| groups_of(*rank, ranks, groups).contains(&group)).expect("every group has a rank")
 }
 
-/// Nodes of the tree whose groups are all one rank's, and whose parent's are not; and the largest
-/// number of gradients that others send to one rank.
-pub(super) fn nodes(ranks: usize, groups: usize) -> (usize, usize) {
-    fn visit(node: Range<usize>, rank: &impl Fn(usize) -> usize, arriving: &mut [usize]) -> usize {
-        if rank(node.start) == rank(node.end - 1) {
-            return 1;
-        }
-        let middle = middle(&node).expect("two ranks have two groups");
-        if rank(node.start) != rank(middle) {
-            arriving[rank(node.start)] += 1;
-        }
-        visit(node.start..middle, rank, arriving) + visit(middle..node.end, rank, arriving)
-    }
-    let owners: Vec<usize> =
-        (0..ranks).flat_map(|rank| std::iter::repeat_n(rank, groups_of(rank, ranks, groups).len())).collect();
-    let mut arriving = vec![0; ranks];
-    let nodes = visit(0..groups, &|group| owners[group], &mut arriving);
-    (nodes, arriving.into_iter().max().unwrap_or(0))
-}
-
 /// Update number `step`, counted from one, over `rows`. Fails on all ranks or on none.
 pub fn step<E: Engine>(
     engine: &mut E,
@@ -305,26 +285,5 @@ impl<E: Engine> Tree<'_, E> {
     /// Keeps a failure of this rank and returns what others hear of it.
     fn kept<T>(&mut self, result: Result<T, StepError>) -> Result<T, RankFailure> {
         result.map_err(|error| self.team.told_to_others(error.into(), &mut self.own))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nodes_of_ranks() {
-        // Ranks, groups; nodes of single ranks, and gradients that one rank receives.
-        for (ranks, groups, expected) in [
-            (1, 1, (1, 0)),
-            (2, 2, (2, 1)),
-            (2, 4, (2, 1)),
-            (4, 4, (4, 2)),
-            (8, 8, (8, 3)),
-            (3, 4, (3, 2)),
-            (2, 3, (3, 2)),
-        ] {
-            assert_eq!(nodes(ranks, groups), expected, "{ranks} ranks, {groups} groups");
-        }
     }
 }

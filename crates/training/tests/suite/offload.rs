@@ -229,7 +229,7 @@ fn a_model_of_three_billion_weights_trains_in_full_in_32_gigabytes() {
             evaluated: 0,
             generated: Generated::default(),
             offload,
-            ranks: 1,
+            rank: None,
         };
         let source = Shapes::All(isobit_models::FloatFormat::Bf16);
         memory(gpu, &config, &source, &settings, &planned).expect("a plan")

@@ -196,9 +196,9 @@ fn stages_against_buffers() {
                     waiting: 0,
                     evaluated: 0,
                     offload,
-                    ranks: 1,
+                    rank: None,
                 };
-                let plan = stage_memory(cpu(), &config, &Shapes::Of(&source), &stage).expect("a plan");
+                let plan = stage_memory(&Counting::new(cpu()), &config, &Shapes::Of(&source), &stage).expect("a plan");
                 assert_eq!(plan.items.values().sum::<usize>(), plan.bytes_peak, "{case}: items and their sum");
                 trained_before |= plan.trained_count > 0;
                 between += plan.bytes_between_steps;
@@ -243,7 +243,7 @@ pub(crate) fn updates<'a>(step: &'a StepSettings, rows: &'a [&'a Row]) -> Planne
         evaluated: 0,
         generated: Generated::default(),
         offload: Offload::NONE,
-        ranks: 1,
+        rank: None,
     }
 }
 

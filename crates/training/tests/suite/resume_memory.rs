@@ -1,7 +1,7 @@
 //! Going on from a checkpoint holds no more than the plan says: the model, its moments and one
-//! tensor of the file. Every allocation of the process is counted, so the test runs in one of its
-//! own; the counting allocator is that of the whole binary, which costs the other tests two
-//! additions an allocation.
+//! tensor of the file; and ranks hold no more than their plans. Every allocation of the process is
+//! counted, so each test runs in one of its own; the counting allocator is that of the whole
+//! binary, which costs the other tests two additions an allocation.
 
 use crate::plan::updates;
 use isobit_conformance::in_own_process;
@@ -11,15 +11,19 @@ use isobit_models::build::Settings;
 use isobit_proof::safetensors::{Dtype, Entry, write};
 use isobit_training::checkpoint::Start;
 use isobit_training::config;
-use isobit_training::plan::{longest_rows, memory};
-use isobit_training::prepare::{prepare, step_settings, trained};
-use isobit_training::ranks::Team;
+use isobit_training::groups::Groups;
+use isobit_training::plan::{Item, MemoryPlan, PeakOfUpdate, PlannedUpdate, longest_rows, memory};
+use isobit_training::prepare::{Prepared, prepare, step_settings, trained};
+use isobit_training::ranks::memory::Place;
+use isobit_training::ranks::{Team, threads};
 use isobit_training::row::Row;
 use isobit_training::run::{Outcome, Watch, train};
+use isobit_training::step::StepSettings;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
@@ -110,20 +114,25 @@ fn a_resumed_run_holds_what_the_plan_says() {
     in_own_process(test, |_| (), resumed_against_plan);
 }
 
-fn resumed_against_plan() {
-    let held = tempfile::tempdir().expect("folder");
-    let at = |name: &str| held.path().join(name);
+/// A run in full on the model in `folder`, with these lines of `[training]`.
+fn prepared(folder: &Path, training: &str) -> Prepared {
+    let at = |name: &str| folder.join(name);
     put_model(&at("model"));
-    std::fs::write(at("data.jsonl"), "{\"text\":\"1+2=3\"}\n{\"text\":\"2+2=4\"}\n").expect("written");
+    let rows = "{\"text\":\"1+2=3\"}\n{\"text\":\"2+2=4\"}\n".repeat(8);
+    std::fs::write(at("data.jsonl"), rows).expect("written");
     let [model, output, data] =
         ["model", "out", "data.jsonl"].map(|name| serde_json::Value::from(at(name).display().to_string()));
     let text = format!(
         "base_model = {model}\noutput_dir = {output}\n[[datasets]]\npath = {data}\n[training]\nmax_seq_length = 16\n\
-         micro_batch_size = 1\nmax_steps = 1\n[adapter]\ntype = \"full\"\n"
+         micro_batch_size = 1\n{training}[adapter]\ntype = \"full\"\n"
     );
     std::fs::write(at("run.toml"), text).expect("written");
-    let run = config::read(&at("run.toml"), &[]).expect("a config").run;
-    let prepared = prepare(run).expect("a run");
+    prepare(config::read(&at("run.toml"), &[]).expect("a config").run).expect("a run")
+}
+
+fn resumed_against_plan() {
+    let held = tempfile::tempdir().expect("folder");
+    let prepared = prepared(held.path(), "max_steps = 1\n");
     let cpu = || Cpu::new(1, CpuPath::best()).expect("a thread");
     train(cpu(), &prepared, Start::New, &Team::alone(), &mut Silent).expect("trained");
 
@@ -153,4 +162,61 @@ fn resumed_against_plan() {
     let others = 3 << 20;
     assert!(most < plan.bytes_resume + others, "{most} bytes held, {} planned", plan.bytes_resume);
     assert!(most > plan.bytes_resume - largest, "{most} bytes held, {} planned", plan.bytes_resume);
+}
+
+#[test]
+fn ranks_hold_what_their_plans_say() {
+    let test = concat!(module_path!(), "::ranks_hold_what_their_plans_say");
+    in_own_process(test, |_| (), ranks_against_plans);
+}
+
+fn plan_of_rank(prepared: &Prepared, place: Place) -> MemoryPlan {
+    let settings = Settings { trained: trained(&prepared.run), profile: prepared.run.profile, positions: 16, seed: 0 };
+    let peak = PeakOfUpdate::of_rank(place, 1, 0);
+    let rows = longest_rows(peak.rows, 16);
+    let rows: Vec<&Row> = rows.iter().collect();
+    let step = StepSettings { gradient_groups: peak.groups, ..step_settings(&prepared.run) };
+    let planned = PlannedUpdate { waiting: peak.waiting, rank: Some(place), ..updates(&step, &rows) };
+    let cpu = Cpu::new(1, CpuPath::best()).expect("a thread");
+    memory(cpu, &prepared.model, &Shapes::Of(&prepared.weights), &settings, &planned).expect("a plan")
+}
+
+fn ranks_against_plans() {
+    for (ranks, groups) in [(2, 2), (2, 4), (2, 5), (3, 4), (4, 4)] {
+        let held = tempfile::tempdir().expect("folder");
+        let lines = format!(
+            "max_steps = 3\nsave_steps = 2\ngradient_accumulation_steps = {groups}\ngradient_groups = {groups}\n"
+        );
+        let prepared = prepared(held.path(), &lines);
+        let place = |rank| Place { rank, ranks, groups: Groups::new(groups, groups), is_sharded: true, node: 0 };
+        let of_rank = |rank| {
+            let places = place(rank).most_demanding(&[rank]);
+            let plans = places.into_iter().map(|place| plan_of_rank(&prepared, place)).collect();
+            MemoryPlan::of_most_demanding(plans, true).expect("a rank has a place")
+        };
+        let plans: Vec<MemoryPlan> = (0..ranks).map(of_rank).collect();
+        let planned: usize = plans.iter().map(MemoryPlan::bytes_on_host).sum();
+        for plan in &plans {
+            assert_eq!(plan.items.values().sum::<usize>(), plan.bytes_peak, "items and their sum");
+            assert!(plan.items[&Item::Rank] > 4 * plan.trained_count, "{plan:?}");
+        }
+
+        let before = HELD.load(Ordering::Relaxed);
+        MOST.store(before, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            for world in threads::world(ranks) {
+                let prepared = &prepared;
+                scope.spawn(move || {
+                    let team = Team::new(&world, Duration::from_secs(600));
+                    let cpu = Cpu::new(1, CpuPath::best()).expect("a thread");
+                    train(cpu, prepared, Start::New, &team, &mut Silent).expect("trained");
+                });
+            }
+        });
+        let most = MOST.load(Ordering::Relaxed) - before;
+        // Ranks need the most at different times, and here a message is held once by both its ends.
+        let others = ranks * (1 << 20);
+        assert!(most < planned + others, "{ranks} ranks, {groups} groups: {most} bytes held, {planned} planned");
+        assert!(2 * most > planned, "{ranks} ranks, {groups} groups: {most} bytes held, {planned} planned");
+    }
 }
