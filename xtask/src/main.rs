@@ -92,9 +92,10 @@ cargo xtask crash --kills N [--seed S] [--jobs N] [--case N] [--keep FOLDER]
 cargo xtask drift [--every N] [--model FIXTURE]
     flips one bit of one result of every op of an update, in every pass, and says what notices: the recomputation check,
     an audit, replay; fails if a flip that changes a result is not found; --every N tries every N-th call
-cargo xtask plan-table [--device cpu|cuda:N] [--isobit PROGRAM] [--folder FOLDER] [--only N]
+cargo xtask plan-table [--device cpu|cuda:N] [--isobit PROGRAM] [--folder FOLDER] [--only N | --ranks]
     the memory that `isobit plan` predicts for the runs of docs/memory.md beside what they take, as a Markdown table; fails if a prediction
-    is below, or more than 3 % above (32 MB more below a gigabyte); models with random numbers are made in FOLDER
+    is below, or more than 3 % above (32 MB more below a gigabyte); models with random numbers are made in FOLDER;
+    with a program built with MPI also runs of several ranks (--ranks: these alone), at most 15 % above
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
 cargo xtask study --four-bit [--threads N]

@@ -20,6 +20,9 @@ pub(super) struct Configuration {
     evaluated: usize,
     /// Whether rows are text, of several lengths, for a tokenizer as large as published ones.
     is_text: bool,
+    pub(super) ranks: usize,
+    /// Groups of an update, with ranks as many as its micro-batches.
+    groups: usize,
 }
 
 const LORA: &str = "type = \"lora\"\nlora_r = 8\nlora_alpha = 16\nlora_target_modules = \"all-linear\"";
@@ -35,7 +38,19 @@ const fn run(
     checkpointing: &'static str,
     adapter: &'static str,
 ) -> Configuration {
-    Configuration { title, model, rows, tokens, checkpointing, adapter, top: "", evaluated: 0, is_text: false }
+    let (top, evaluated, is_text) = ("", 0, false);
+    Configuration { title, model, rows, tokens, checkpointing, adapter, top, evaluated, is_text, ranks: 1, groups: 1 }
+}
+
+/// On several ranks, a row of each group.
+const fn shared(
+    title: &'static str,
+    model: Model,
+    adapter: &'static str,
+    ranks: usize,
+    groups: usize,
+) -> Configuration {
+    Configuration { ranks, groups, ..run(title, model, 1, 256, "full", adapter) }
 }
 
 pub(super) const ON_CPU: [Configuration; 13] = [
@@ -67,6 +82,20 @@ pub(super) const ON_CPU: [Configuration; 13] = [
     },
 ];
 
+pub(super) const ON_RANKS: [Configuration; 11] = [
+    shared("52M, LoRA, 2 ranks, 4 groups", model::M52, LORA, 2, 4),
+    shared("52M, LoRA, 4 ranks, 4 groups", model::M52, LORA, 4, 4),
+    shared("52M, last 2 blocks, 2 ranks, 4 groups", model::M52, LAST, 2, 4),
+    shared("52M, full fine-tune, 2 ranks, 2 groups", model::M52, FULL, 2, 2),
+    shared("52M, full fine-tune, 2 ranks, 4 groups", model::M52, FULL, 2, 4),
+    shared("52M, full fine-tune, 2 ranks, 5 groups", model::M52, FULL, 2, 5),
+    shared("52M, full fine-tune, 3 ranks, 4 groups", model::M52, FULL, 3, 4),
+    shared("52M, full fine-tune, 4 ranks, 4 groups", model::M52, FULL, 4, 4),
+    shared("52M, full fine-tune, 4 ranks, 8 groups", model::M52, FULL, 4, 8),
+    shared("61M, table not tied, full fine-tune, 2 ranks, 8 groups", model::M61, FULL, 2, 8),
+    shared("61M, table not tied, full fine-tune, 4 ranks, 4 groups", model::M61, FULL, 4, 4),
+];
+
 pub(super) const ON_CARD: [Configuration; 12] = [
     run("0.5B, LoRA, 8×512, full recomputation", model::B05, 8, 512, "full", LORA),
     run("0.5B, LoRA, 8×512, selective", model::B05, 8, 512, "selective", LORA),
@@ -95,23 +124,28 @@ pub(super) const ON_CARD: [Configuration; 12] = [
     },
 ];
 
-/// Updates, and micro-batches of each.
+/// Updates, and micro-batches of each in a single process.
 const STEPS: usize = 2;
 const MICRO_BATCHES: usize = 2;
+/// The next token's distance in the vocabulary: the rows of ranks touch pages all over a table, as
+/// text does.
+const STRIDE: usize = 7;
+const STRIDE_OF_RANKS: usize = 7919;
 
 impl Configuration {
     pub(super) fn toml(&self, device: &str) -> String {
-        let Self { model, rows, tokens, checkpointing, adapter, top, evaluated, .. } = self;
+        let Self { model, rows, tokens, checkpointing, adapter, top, evaluated, groups, .. } = self;
         let eval = match evaluated {
             0 => String::new(),
             rows => format!("[eval]\npath = \"rows.jsonl\"\neval_steps = 1\nmicro_batch_size = {rows}\n"),
         };
         // As many everywhere: each has stacks and workspaces of its own.
-        let threads = if *adapter == FULL { 2 } else { 1 };
+        let threads = if *adapter == FULL && self.ranks == 1 { 2 } else { 1 };
+        let micro_batches = self.micro_batches();
         format!(
             "base_model = \"{}\"\noutput_dir = \"run\"\nseed = 1\ndevice = \"{device}\"\nthreads = {threads}\n{top}\n[[datasets]]\n\
              path = \"rows.jsonl\"\n\n{eval}\n[training]\nmax_seq_length = {tokens}\nmicro_batch_size = {rows}\n\
-             gradient_accumulation_steps = {MICRO_BATCHES}\nmax_steps = {STEPS}\nlearning_rate = 1e-4\n\
+             gradient_accumulation_steps = {micro_batches}\ngradient_groups = {groups}\nmax_steps = {STEPS}\nlearning_rate = 1e-4\n\
              gradient_checkpointing = \"{checkpointing}\"\nsave_steps = 1\n\n[adapter]\n{adapter}\n",
             model.name
         )
@@ -132,7 +166,17 @@ impl Configuration {
     }
 
     fn count(&self) -> usize {
-        (STEPS * MICRO_BATCHES * self.rows).max(self.evaluated)
+        (STEPS * self.micro_batches() * self.rows).max(self.evaluated)
+    }
+
+    /// The rank that comes last to every exchange, as a plan assumes of the one that needs the
+    /// most: the first, which adds up most, or the one with the most groups.
+    pub(super) fn late_rank(&self) -> usize {
+        if self.groups.is_multiple_of(self.ranks) { 0 } else { self.ranks - 1 }
+    }
+
+    fn micro_batches(&self) -> usize {
+        if self.ranks > 1 { self.groups } else { MICRO_BATCHES }
     }
 
     /// Rows are cut at the maximum length, but fewer than there are micro-batches are short, so
@@ -151,9 +195,10 @@ impl Configuration {
 
     /// Rows of the maximum length.
     fn rows_of_tokens(&self) -> String {
+        let stride = if self.ranks > 1 { STRIDE_OF_RANKS } else { STRIDE };
         let mut text = String::new();
         for row in 0..self.count() {
-            let tokens = (0..self.tokens).map(|at| ((at * 7 + row * 131) % self.model.vocabulary).to_string());
+            let tokens = (0..self.tokens).map(|at| ((at * stride + row * 131) % self.model.vocabulary).to_string());
             let list = tokens.collect::<Vec<_>>().join(",");
             let _ = writeln!(text, "{{\"input_ids\":[{list}],\"labels\":[{list}]}}");
         }

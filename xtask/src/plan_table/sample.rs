@@ -1,12 +1,16 @@
 //! The memory of a process while it runs, sampled: its own on the host, or that of a card.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// Between samples of the host's memory; a card's tool samples at its own pace.
 const PAUSE: Duration = Duration::from_millis(2);
 const CARD_PAUSE_MS: &str = "10";
+/// Between two looks for the processes of a launcher, and how far below it they may be.
+const SAMPLES_PER_LOOK: u32 = 25;
+const ANCESTORS_MAX: usize = 16;
 
 pub(super) enum Meter {
     Host,
@@ -23,16 +27,24 @@ impl Meter {
         }
     }
 
-    /// Runs the command and gives the most bytes it took.
-    pub(super) fn peak(&self, command: &mut Command) -> Result<u64, String> {
+    /// Runs the command and gives the most bytes that it took, or one of the processes of `program`
+    /// that it started.
+    pub(super) fn peak(&self, command: &mut Command, program: &Path) -> Result<u64, String> {
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         match self {
             Self::Host => {
                 let mut child = command.spawn().map_err(|error| error.to_string())?;
-                let mut peak = 0;
+                let launches = Path::new(command.get_program()) != program;
+                let (mut peak, mut processes, mut samples) = (0, vec![child.id()], 0_u32);
                 while child.try_wait().map_err(|error| error.to_string())?.is_none() {
-                    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-                    peak = peak.max(own_bytes(&status));
+                    if launches && samples.is_multiple_of(SAMPLES_PER_LOOK) {
+                        processes = started_by(child.id(), program);
+                    }
+                    for process in &processes {
+                        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+                        peak = peak.max(own_bytes(&status));
+                    }
+                    samples = samples.wrapping_add(1);
                     std::thread::sleep(PAUSE);
                 }
                 finished(child)?;
@@ -61,6 +73,22 @@ impl Meter {
             }
         }
     }
+}
+
+/// Processes of `program` below that of a launcher.
+fn started_by(launcher: u32, program: &Path) -> Vec<u32> {
+    let parent_of = |process: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse::<u32>().ok()
+    };
+    let is_below = |process: &u32| {
+        let ancestors = std::iter::successors(Some(*process), |process| parent_of(*process));
+        ancestors.take(ANCESTORS_MAX).any(|process| process == launcher)
+    };
+    let is_program = |process: &u32| std::fs::read_link(format!("/proc/{process}/exe")).is_ok_and(|exe| exe == program);
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    all.filter(is_program).filter(is_below).collect()
 }
 
 /// An error if the command failed.
