@@ -34,7 +34,7 @@ pub(crate) fn placed(run: Run, given: &Given, ranks: Ranks<'_>, planned: bool) -
 }
 
 /// The cards of a rank: an equal part of those of its machine, or one as far as there are as many.
-fn share(all: &[Selector], ranks: Ranks<'_>) -> &[Selector] {
+fn share<'a>(all: &'a [Selector], ranks: Ranks<'_>) -> &'a [Selector] {
     if all.len() < ranks.here {
         all.get(ranks.index..=ranks.index).unwrap_or_default()
     } else {
@@ -79,7 +79,8 @@ mod tests {
     fn ranks_of_a_machine_share_its_cards() {
         let of = |here: usize| -> Vec<Vec<usize>> {
             let three = three();
-            let cards = |index| share(&three, Ranks { here, all: here, index, planned: &[] }).iter().map(|card| card.index);
+            let cards =
+                |index| share(&three, Ranks { here, all: here, index, planned: &[] }).iter().map(|card| card.index);
             (0..here).map(|index| cards(index).collect()).collect()
         };
         assert_eq!(of(2), [vec![0], vec![1, 2]]);

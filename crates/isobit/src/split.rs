@@ -321,7 +321,7 @@ impl Plans<'_> {
         for (at, part) in Part::divide(self.model, counts).into_iter().enumerate() {
             let key = (at, part.layers.start, part.layers.end);
             if !self.known.contains_key(&key) {
-                let plan = self.stage(at, part, trained_before)?;
+                let plan = self.stage(at, &part, trained_before)?;
                 self.known.insert(key, plan);
             }
             let plan = self.known[&key].clone();
@@ -331,20 +331,20 @@ impl Plans<'_> {
         Ok(stages)
     }
 
-    fn stage(&self, at: usize, part: Part, trained_before: bool) -> Result<MemoryPlan, RunError> {
+    fn stage(&self, at: usize, part: &Part, trained_before: bool) -> Result<MemoryPlan, RunError> {
         match &self.planned[at].kind {
             PlannedDevice::Cpu { threads } => {
                 let cpu = open_cpu(*threads, Path::best()).map_err(|failure| RunError::Target {
                     what: failure.message,
                     hint: failure.hint.unwrap_or_default(),
                 })?;
-                self.on(cpu, at, &part, trained_before, Offload::NONE)
+                self.on(cpu, at, part, trained_before, Offload::NONE)
             }
             PlannedDevice::Gpu { selector, architectures } => {
                 let mut largest: Option<MemoryPlan> = None;
                 for known in architectures {
                     let gpu = Gpu::absent(*selector, *known);
-                    let plan = self.on(gpu, at, &part, trained_before, self.run.offload)?;
+                    let plan = self.on(gpu, at, part, trained_before, self.run.offload)?;
                     largest = largest.filter(|largest| largest.bytes_peak >= plan.bytes_peak).or(Some(plan));
                 }
                 Ok(largest.expect("a device has an architecture, known or not"))

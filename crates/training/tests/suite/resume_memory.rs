@@ -207,7 +207,7 @@ fn ranks_against_plans() {
             for world in threads::world(ranks) {
                 let prepared = &prepared;
                 scope.spawn(move || {
-                    let team = Team::new(&world, Duration::from_secs(600));
+                    let team = Team::new(&world, Duration::from_mins(10));
                     let cpu = Cpu::new(1, CpuPath::best()).expect("a thread");
                     train(cpu, prepared, Start::New, &team, &mut Silent).expect("trained");
                 });
