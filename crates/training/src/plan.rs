@@ -125,10 +125,11 @@ impl MemoryPlan {
         self.bytes_peak.max(self.bytes_between_steps + self.bytes_save).max(self.bytes_resume).max(generate)
     }
 
-    /// What one of several ranks holds at the peak of its host.
+    /// What one of several ranks holds at the peak of its host, which is the device of a run on the
+    /// CPU.
     pub fn bytes_of_rank(&self) -> usize {
-        let of = |items: &BTreeMap<Item, usize>| items.get(&Item::Rank).copied().unwrap_or(0);
-        of(&self.items) + of(&self.host_items)
+        let of = |items: &BTreeMap<Item, usize>| items.get(&Item::Rank).copied().filter(|bytes| *bytes > 0);
+        of(&self.host_items).or_else(|| of(&self.items)).unwrap_or(0)
     }
 
     /// What is offloaded to host memory at its peak.

@@ -11,6 +11,7 @@ use crate::groups::{Groups, middle};
 use crate::step::{StepError, StepSettings};
 use isobit_kernels::Device;
 use isobit_kernels::plan::{CountedBuffer, Counting, MemoryLayout};
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// A rank among those that share the groups of an update.
@@ -38,30 +39,46 @@ struct Visited {
     is_here: bool,
 }
 
+impl Visited {
+    /// Gradients that have left when the last group is computed: the last to leave follows it.
+    fn sent_before(self) -> usize {
+        self.leaving.saturating_sub(usize::from(!self.is_here))
+    }
+}
+
 impl Place {
     /// The rank that needs the most memory is one of these, at one of these nodes: the first rank,
-    /// which saves, or one with the most gradients at once or nodes to send. `among` names the
-    /// ranks in question; all if there is none.
+    /// which saves, the one that holds most while it computes, or the one with the most gradients
+    /// on its device. `among` names the ranks in question; all if there is none.
     pub fn most_demanding(self, among: &[usize]) -> Vec<Self> {
         let all: Vec<usize> = if among.is_empty() { (0..self.ranks).collect() } else { among.to_vec() };
         let places: Vec<Self> = all.iter().flat_map(|rank| Self { rank: *rank, ..self }.at_nodes()).collect();
-        let first = places.iter().filter(|place| Some(&place.rank) == all.first());
-        let most = |demand: fn(&Self) -> usize| places.iter().rev().copied().max_by_key(demand);
-        let mut chosen: Vec<Self> = first.copied().collect();
-        chosen.extend(most(|place| place.gradients_at_once()));
-        chosen.extend(most(|place| place.gradients_at_once() + place.node));
-        chosen.extend(most(|place| place.node));
+        // Of equal ones the first rank, and its last node: what it has sent stays after that.
+        let most = |demand: fn(Self) -> usize| {
+            places.iter().copied().max_by_key(|place| (demand(*place), Reverse(place.rank), place.node))
+        };
+        let mut chosen: Vec<Self> = places.first().copied().into_iter().collect();
+        chosen.extend(most(Self::held));
+        chosen.extend(most(Self::gradients_at_once));
         chosen.sort_unstable_by_key(|place| (place.rank, place.node));
         chosen.dedup();
         chosen
     }
 
-    /// This rank at each of its nodes; those are left out that hold no more than a later one.
-    fn at_nodes(self) -> Vec<Self> {
+    /// This rank at each of its nodes.
+    fn at_nodes(self) -> impl Iterator<Item = Self> {
         let nodes = if self.is_sharded { self.nodes().len().max(1) } else { 1 };
-        let all: Vec<Self> = (0..nodes).map(|node| Self { node, ..self }).collect();
-        let later = |place: &Self| all[place.node + 1..].iter().map(|later| later.gradients_at_once()).max();
-        all.iter().copied().filter(|place| later(place).is_none_or(|most| place.gradients_at_once() > most)).collect()
+        (0..nodes).map(move |node| Self { node, ..self })
+    }
+
+    /// What it holds while it computes its last group, counted in shards of a gradient, or in whole
+    /// gradients where there are no shards.
+    fn held(self) -> usize {
+        if self.is_sharded {
+            return self.ranks * (self.gradients_at_once() + self.node) + self.nodes_of_others();
+        }
+        let visited = self.visited();
+        self.gradients_at_once() + visited.arriving + visited.sent_before()
     }
 
     pub fn is_first(self) -> bool {
@@ -163,7 +180,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// For tensors of these `lengths`, the first of which is a tied table or none is.
+    /// For tensors of these `lengths`; if `is_tied`, the first is the tied table.
     pub(crate) fn new(place: Place, lengths: &[usize], is_tied: bool) -> Self {
         const EACH: usize = size_of::<f32>();
         let table = lengths.first().copied().filter(|_| is_tied).unwrap_or(0);
@@ -217,9 +234,8 @@ impl Exchange {
         let (arrived, sent) = if place.is_sharded {
             (place.nodes_of_others() * self.gradient_part, place.node * self.gradient)
         } else {
-            let Visited { arriving, leaving, is_here, .. } = place.visited();
-            // The last to leave follows the last group.
-            (arriving * self.gradient, leaving.saturating_sub(usize::from(!is_here)) * self.gradient)
+            let visited = place.visited();
+            (visited.arriving * self.gradient, visited.sent_before() * self.gradient)
         };
         [backend.beside(arrived), backend.beside(sent)]
     }
@@ -370,17 +386,33 @@ mod tests {
     }
 
     #[test]
-    fn the_most_demanding_ranks() {
-        let of = |ranks, groups, is_sharded, among: &[usize]| {
-            let places = Place { is_sharded, ..place(0, ranks, groups) }.most_demanding(among);
-            places.into_iter().map(|place| (place.rank, place.node)).collect::<Vec<_>>()
+    fn no_rank_demands_more_than_those_named() {
+        let cases = (1..20).flat_map(|groups| (1..=groups).map(move |ranks| (ranks, groups)));
+        for ((ranks, groups), is_sharded) in cases.flat_map(|case| [(case, true), (case, false)]) {
+            let first = Place { is_sharded, ..place(0, ranks, groups) };
+            let all: Vec<Place> = (0..ranks).flat_map(|rank| Place { rank, ..first }.at_nodes()).collect();
+            let named = first.most_demanding(&[]);
+            for demand in [Place::held, Place::gradients_at_once] {
+                let most = |places: &[Place]| places.iter().map(|place| demand(*place)).max();
+                assert_eq!(most(&named), most(&all), "{ranks} ranks, {groups} groups, shards: {is_sharded}");
+            }
+            assert!(named[0].is_first() && named.len() <= 3, "{named:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_rank_holds() {
+        let of = |rank, ranks, groups, is_sharded| Place { is_sharded, ..place(rank, ranks, groups) };
+        let held = |ranks, groups, is_sharded| -> Vec<usize> {
+            (0..ranks).map(|rank| of(rank, ranks, groups, is_sharded).held()).collect()
         };
-        assert_eq!(of(4, 8, true, &[]), [(0, 0)]);
-        assert_eq!(of(3, 4, true, &[]), [(0, 0), (2, 0)]);
-        // Rank 1 has groups 2 and 3, and then, with these sent, group 4.
-        assert_eq!(of(2, 5, true, &[]), [(0, 0), (1, 1)]);
-        assert_eq!(of(2, 5, true, &[1]), [(1, 0), (1, 1)]);
-        assert_eq!(of(2, 5, false, &[]), [(0, 0)]);
+        // Gradients: of the rank itself, arriving, sent before.
+        assert_eq!(held(2, 2, false), [1 + 1, 1]);
+        assert_eq!(held(3, 8, false), [2 + 2, 2 + 2 + 1, 2]);
+        // Shards.
+        assert_eq!(held(2, 2, true), [2 + 1, 2 + 1]);
+        let nodes: Vec<usize> = of(1, 2, 5, true).most_demanding(&[1]).iter().map(|place| place.node).collect();
+        assert_eq!(nodes, [0, 1], "groups 2 and 3, and group 4 while these are on their way");
     }
 
     #[test]
