@@ -195,24 +195,26 @@ pub(crate) fn check_entries(names: &[&str]) -> Result<(), Failure> {
 /// The first card that works. Looked for once: opening a card takes a while.
 fn first_card() -> Option<Selector> {
     static CARD: OnceLock<Option<Selector>> = OnceLock::new();
-    *CARD.get_or_init(|| first_working(device_count, works))
+    *CARD.get_or_init(|| first_working(device_count, opens))
 }
 
-/// The cards that work, those of the first API that has one: others may list the same cards again.
-/// Opens each when it is asked for.
-pub(crate) fn cards() -> impl Iterator<Item = Selector> {
-    let first = first_card();
-    let after = first.into_iter().flat_map(|Selector { api, index }| {
-        (index + 1..device_count(api)).map(move |index| Selector { api, index }).filter(|card| works(*card))
-    });
-    first.into_iter().chain(after)
+/// The first card that works and those after it, which are not opened. Only those of its API: others
+/// may list the same cards again.
+pub(crate) fn listed_cards() -> Vec<Selector> {
+    let after = |Selector { api, index }| (index..device_count(api)).map(move |index| Selector { api, index });
+    first_card().into_iter().flat_map(after).collect()
+}
+
+/// Opens the card, unless it is known.
+pub(crate) fn works(card: Selector) -> bool {
+    first_card() == Some(card) || opens(card)
 }
 
 fn device_count(api: Api) -> usize {
     gpu::list(api).map_or(0, |listings| listings.len())
 }
 
-fn works(card: Selector) -> bool {
+fn opens(card: Selector) -> bool {
     gpu::is_gpu(card) && Gpu::open(card).is_ok()
 }
 

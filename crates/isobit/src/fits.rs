@@ -190,6 +190,11 @@ impl MemoryFit {
         self.available.as_ref().map(|available| self.needed <= available.bytes)
     }
 
+    /// Whether the device itself has too little, whatever the host has beside it.
+    pub(crate) fn device_lacks(&self) -> bool {
+        self.plan.is_some() && self.available.as_ref().is_some_and(|available| self.needed > available.bytes)
+    }
+
     /// Settings that would fit, or be faster.
     pub(crate) fn advice(&self, run: &Run, given: &Given, ranks: Ranks<'_>) -> impl Iterator<Item = Advice> {
         advice::of(run, self.need(), move |run| Some(memory_fit(run, given, ranks).ok()?.need()))
