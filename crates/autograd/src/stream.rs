@@ -23,13 +23,41 @@ pub enum HostNumbers<B: Backend> {
     F16(HostBuffer<B, f16>),
 }
 
+/// A weight that comes to the device and leaves it: `A` while it arrives.
+struct Passing<A, W> {
+    arriving: RefCell<Option<A>>,
+    arrived: RefCell<Option<Rc<W>>>,
+}
+
+impl<A, W> Passing<A, W> {
+    const fn new() -> Self {
+        Self { arriving: RefCell::new(None), arrived: RefCell::new(None) }
+    }
+
+    /// Begins to load, unless the weight is on the device or on its way.
+    fn load_ahead(&self, begin: impl FnOnce() -> A) {
+        if self.arrived.borrow().is_none() {
+            self.arriving.borrow_mut().get_or_insert_with(begin);
+        }
+    }
+
+    fn weight(&self, begin: impl FnOnce() -> A, finish: impl FnOnce(A) -> W) -> Rc<W> {
+        let make = || Rc::new(finish(self.arriving.take().unwrap_or_else(begin)));
+        Rc::clone(self.arrived.borrow_mut().get_or_insert_with(make))
+    }
+
+    fn unload(&self) {
+        self.arriving.replace(None);
+        self.arrived.replace(None);
+    }
+}
+
 /// A frozen matrix, or several stacked ones.
 pub struct StreamedMatrix<B: Backend> {
     numbers: HostNumbers<B>,
     count: usize,
     shape: SliceShape,
-    arriving: RefCell<Option<ArrivingNumbers<B>>>,
-    sliced: RefCell<Option<Rc<Weight<B>>>>,
+    passing: Passing<ArrivingNumbers<B>, Weight<B>>,
 }
 
 /// Numbers on their way to the device, in their file's format.
@@ -41,7 +69,7 @@ enum ArrivingNumbers<B: Backend> {
 
 impl<B: Backend> StreamedMatrix<B> {
     pub fn new(numbers: HostNumbers<B>, count: usize, shape: SliceShape) -> Rc<Self> {
-        Rc::new(Self { numbers, count, shape, arriving: RefCell::new(None), sliced: RefCell::new(None) })
+        Rc::new(Self { numbers, count, shape, passing: Passing::new() })
     }
 
     fn begin_load(&self, backend: &B) -> ArrivingNumbers<B> {
@@ -52,60 +80,31 @@ impl<B: Backend> StreamedMatrix<B> {
         }
     }
 
-    /// Begins to load, unless the weight is on the device.
-    fn load_ahead(&self, backend: &B) {
-        if self.sliced.borrow().is_none() {
-            self.arriving.borrow_mut().get_or_insert_with(|| self.begin_load(backend));
-        }
-    }
-
     pub(crate) fn weight(&self, backend: &B) -> Rc<Weight<B>> {
-        let slice =
-            |stored: StoredMatrix<'_, B::Memory>| Rc::new(sliced_weight(backend, stored, self.count, self.shape));
-        let make = || match self.arriving.take().unwrap_or_else(|| self.begin_load(backend)) {
+        let slice = |stored: StoredMatrix<'_, B::Memory>| sliced_weight(backend, stored, self.count, self.shape);
+        let finish = |arriving| match arriving {
             ArrivingNumbers::F32(numbers) => slice(StoredMatrix::F32(&backend.finish_load(numbers))),
             ArrivingNumbers::Bf16(numbers) => slice(StoredMatrix::Bf16(&backend.finish_load(numbers))),
             ArrivingNumbers::F16(numbers) => slice(StoredMatrix::F16(&backend.finish_load(numbers))),
         };
-        Rc::clone(self.sliced.borrow_mut().get_or_insert_with(make))
-    }
-
-    fn unload(&self) {
-        self.arriving.replace(None);
-        self.sliced.replace(None);
+        self.passing.weight(|| self.begin_load(backend), finish)
     }
 }
 
 /// Frozen 4-bit weights.
 pub struct StreamedQuantized<B: Backend> {
     host: HostQuantizedWeight<B>,
-    arriving: RefCell<Option<Arriving<QuantizedWeight<B>>>>,
-    arrived: RefCell<Option<Rc<QuantizedWeight<B>>>>,
+    passing: Passing<Arriving<QuantizedWeight<B>>, QuantizedWeight<B>>,
 }
 
 impl<B: Backend> StreamedQuantized<B> {
     pub fn new(host: HostQuantizedWeight<B>) -> Rc<Self> {
-        Rc::new(Self { host, arriving: RefCell::new(None), arrived: RefCell::new(None) })
-    }
-
-    /// Begins to load, unless the weight is on the device.
-    fn load_ahead(&self, backend: &B) {
-        if self.arrived.borrow().is_none() {
-            self.arriving.borrow_mut().get_or_insert_with(|| backend.begin_load_quantized(&self.host));
-        }
+        Rc::new(Self { host, passing: Passing::new() })
     }
 
     pub(crate) fn weight(&self, backend: &B) -> Rc<QuantizedWeight<B>> {
-        let make = || {
-            let arriving = self.arriving.take().unwrap_or_else(|| backend.begin_load_quantized(&self.host));
-            Rc::new(backend.finish_load_quantized(arriving))
-        };
-        Rc::clone(self.arrived.borrow_mut().get_or_insert_with(make))
-    }
-
-    fn unload(&self) {
-        self.arriving.replace(None);
-        self.arrived.replace(None);
+        let finish = |arriving| backend.finish_load_quantized(arriving);
+        self.passing.weight(|| backend.begin_load_quantized(&self.host), finish)
     }
 }
 
@@ -125,8 +124,10 @@ impl<B: Backend> Streamed<B> {
     /// Begins to load, if it is not on the device.
     fn load_ahead(&self, backend: &B, parameters: &Parameters<B>) {
         match self {
-            Self::Matrix(matrix) => matrix.load_ahead(backend),
-            Self::Quantized(quantized) => quantized.load_ahead(backend),
+            Self::Matrix(matrix) => matrix.passing.load_ahead(|| matrix.begin_load(backend)),
+            Self::Quantized(quantized) => {
+                quantized.passing.load_ahead(|| backend.begin_load_quantized(&quantized.host));
+            }
             Self::Trained { id, .. } => parameters.load_ahead(backend, *id),
         }
     }
@@ -141,8 +142,8 @@ impl<B: Backend> Streamed<B> {
 
     fn unload(&self, parameters: &Parameters<B>) {
         match self {
-            Self::Matrix(matrix) => matrix.unload(),
-            Self::Quantized(quantized) => quantized.unload(),
+            Self::Matrix(matrix) => matrix.passing.unload(),
+            Self::Quantized(quantized) => quantized.passing.unload(),
             Self::Trained { id, .. } => parameters.drop_slices(*id),
         }
     }
