@@ -78,8 +78,8 @@ pub(crate) fn layers(part: &Part) -> String {
 }
 
 /// Layers in proportion to the memory of the cards. A CPU beside cards computes more slowly than
-/// they do and gets one; without cards, or if one does not say what memory it has, all get equal
-/// numbers.
+/// they do and gets one. The cards get equal numbers if one of them does not report its memory; so
+/// does a list without cards.
 fn by_memory(planned: &[Planned], adds_up: bool, layers: usize) -> Result<Vec<usize>, Failure> {
     let devices = planned.len();
     if devices > layers {
@@ -107,7 +107,7 @@ fn by_memory(planned: &[Planned], adds_up: bool, layers: usize) -> Result<Vec<us
 fn proportional(sum: usize, weights: &[u64]) -> Vec<usize> {
     let mut counts = vec![1; weights.len()];
     for _ in weights.len()..sum {
-        // The one that has least for its weight with one more.
+        // The next one goes to the largest weight per number, with one more (D'Hondt).
         let before = |left: usize, right: usize| {
             let product = |at: usize, other: usize| u128::from(weights[at]) * (counts[other] as u128 + 1);
             product(left, right) >= product(right, left)
@@ -188,6 +188,10 @@ impl SplitFit {
         of_devices.all(|pool| pool.available.is_some()).then_some(true)
     }
 
+    pub(crate) fn cards_lack(&self) -> bool {
+        self.pools.iter().any(|pool| pool.is_card && pool.missing().is_some())
+    }
+
     /// Settings that would fit, or be faster.
     pub(crate) fn advice(&self, run: &Run, given: &Given, ranks: Ranks<'_>) -> impl Iterator<Item = Advice> {
         advice::of(run, self.need(), move |run| Some(split_fit(run, given, ranks).ok()?.need()))
@@ -254,8 +258,8 @@ pub(crate) fn split_fit(run: &Run, given: &Given, ranks: Ranks<'_>) -> Result<Sp
     } else {
         given_layers(&run.device_layers, devices.len(), model.layers.len())?
     };
-    let checked = check_positions(run, &model).and_then(|()| targets::check(&model, &trained(run)));
-    checked?;
+    check_positions(run, &model)?;
+    targets::check(&model, &trained(run))?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
     if tokens > TOKENS_MAX {
         let message = format!("a micro-batch of {tokens} tokens fits no device");
@@ -389,17 +393,18 @@ impl Plans<'_> {
         Ok(MemoryPlan::of_most_demanding(plans, like.is_host()).expect("a run has a rank"))
     }
 
-    /// Host memory of what cards offload and save and of what ranks keep and send, beside what
-    /// stages on the CPU need; these count every save already.
+    fn of_cards<'b>(&self, stages: &'b [StageFit]) -> impl Iterator<Item = &'b MemoryPlan> {
+        let is_card = |at: usize| matches!(self.planned[at].kind, PlannedDevice::Gpu { .. });
+        stages.iter().enumerate().filter(move |(at, _)| is_card(*at)).map(|(_, stage)| &stage.plan)
+    }
+
+    /// Host memory of what cards offload and save and of what ranks keep and send, in a list
+    /// without a CPU.
     fn add_host(&self, pools: &mut Vec<Pool>, stages: &[StageFit], tokens: u64) {
-        let is_cpu = |at: usize| matches!(self.planned[at].kind, PlannedDevice::Cpu { .. });
-        let cards = || stages.iter().enumerate().filter(|(at, _)| !is_cpu(*at)).map(|(_, stage)| &stage.plan);
-        if let Some(pool) = pools.iter_mut().find(|pool| pool.stages.first().is_some_and(|at| is_cpu(*at))) {
-            let keeps = !self.run.offload.is_none() || self.ranks.all > 1;
-            let kept: usize = cards().filter(|_| keeps).map(MemoryPlan::bytes_beside_device).sum();
-            pool.needed += kept as u64;
+        if pools.iter().any(|pool| !pool.is_card) {
             return;
         }
+        let cards = || self.of_cards(stages);
         let transfer = transfer(self.run, self.model, tokens, self.planned.len());
         let step = cards().map(|plan| plan.host_bytes_peak as u64).sum::<u64>().saturating_add(transfer);
         let save: usize = cards().map(|plan| plan.host_bytes_between_steps + plan.bytes_save).sum();
@@ -425,6 +430,11 @@ impl Plans<'_> {
     fn pools(&self, stages: &[StageFit], tokens: u64) -> Vec<Pool> {
         let mut pools = memories(self.planned, self.adds_up);
         let saved: usize = stages.iter().map(|stage| stage.plan.bytes_save).sum();
+        // What cards offload, and what ranks keep and send, is in the memory of the CPU.
+        let keeps = !self.run.offload.is_none() || self.ranks.all > 1;
+        let kept = |bytes: fn(&MemoryPlan) -> usize| -> usize {
+            if keeps { self.of_cards(stages).map(bytes).sum() } else { 0 }
+        };
         for pool in &mut pools {
             let plans = || pool.stages.iter().map(|at| &stages[*at].plan);
             let sum = |bytes: fn(&MemoryPlan) -> usize| -> usize { plans().map(bytes).sum() };
@@ -434,7 +444,8 @@ impl Plans<'_> {
                 (step, overhead::of_driver(selector.api, plans()))
             } else {
                 let transfer = transfer(self.run, self.model, tokens, self.planned.len());
-                let save = sum(|plan| plan.bytes_between_steps) + saved;
+                let step = step + kept(|plan| plan.host_bytes_peak) as u64;
+                let save = sum(|plan| plan.bytes_between_steps) + kept(|plan| plan.host_bytes_between_steps) + saved;
                 let counted = (step + transfer).max(save as u64).max(sum(|plan| plan.bytes_resume) as u64);
                 (counted, overhead::of_process(self.run, self.threads(), counted))
             };
@@ -478,7 +489,7 @@ fn memories(planned: &[Planned], adds_up: bool) -> Vec<Pool> {
 /// Moves layers from the memory that lacks most to the one that has most left, that of a card if
 /// one has room.
 fn moved(counts: &[usize], stages: &[StageFit], pools: &[Pool]) -> Option<Vec<usize>> {
-    let short = pools.iter().filter(|pool| pool.missing() > Some(0)).max_by_key(|pool| pool.missing())?;
+    let short = pools.iter().filter(|pool| pool.missing().is_some()).max_by_key(|pool| pool.missing())?;
     let from = *short.stages.iter().max_by_key(|at| counts[**at])?;
     if counts[from] < 2 {
         return None;

@@ -107,8 +107,7 @@ fn compare(first: &Path, other: &Path) -> Result<Compared, Failure> {
 
 fn write_page(path: &Path, page: &str) -> Result<(), Failure> {
     // Again: it may have appeared meanwhile.
-    check_target(path)?;
-    let put = if path.symlink_metadata().is_ok() { write_atomically } else { write_new };
+    let put = if check_target(path)? { write_atomically } else { write_new };
     put(path, page.as_bytes()).map_err(Failure::from)
 }
 
@@ -120,12 +119,12 @@ fn check_folder(path: &Path) -> Result<(), Failure> {
     check_parent(path)
 }
 
-/// Refuses to overwrite anything but a page of ours.
-fn check_target(path: &Path) -> Result<(), Failure> {
+/// Refuses to overwrite anything but a page of ours; says whether there is one.
+fn check_target(path: &Path) -> Result<bool, Failure> {
     let failed = |what: String, hint: &str| Failure { code: 7, message: what, hint: Some(hint.to_string()) };
     let other = "move this file away, or name another one with `-o`";
     match path.symlink_metadata() {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(failed(format!("cannot write {}: {error}", path.display()), other)),
         Ok(found) if !found.is_file() => {
             return Err(failed(format!("cannot write {}: it is not a regular file", path.display()), other));
@@ -136,14 +135,14 @@ fn check_target(path: &Path) -> Result<(), Failure> {
     let read = File::open(path).and_then(|file| file.take(START.len() as u64).read_to_end(&mut begun));
     read.map_err(|error| failed(format!("cannot read {}: {error}", path.display()), other))?;
     if begun == START.as_bytes() {
-        return Ok(());
+        return Ok(true);
     }
     Err(failed(format!("{} is not a page of `isobit report` and is not overwritten", path.display()), other))
 }
 
 /// Refuses a run that would have to overwrite a file that is not ours, before its first update.
 pub(crate) fn check(run: &Run) -> Result<(), Failure> {
-    if run.report_to_html { check_target(&run.output_dir.join(NAME)) } else { Ok(()) }
+    if run.report_to_html { check_target(&run.output_dir.join(NAME)).map(drop) } else { Ok(()) }
 }
 
 /// The page of a run in progress.

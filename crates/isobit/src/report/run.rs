@@ -3,6 +3,7 @@
 
 use super::metrics::Curves;
 use crate::Failure;
+use crate::auto;
 use crate::ending;
 use crate::fits::{Given, Ranks, memory_fit};
 use crate::model;
@@ -123,9 +124,12 @@ impl ShownConfig {
 pub(super) fn memory_by_item(run: &Run) -> Result<Vec<DeviceMemory>, Failure> {
     let mut run = run.clone();
     run.base_model = model::located(&run.base_model);
+    // Divided as it would be now, if its devices are here.
+    run = auto::placed(run, &Given::default(), Ranks::ALONE, true);
     if run.devices.len() > 1 {
         let given = Given { memories: vec![MEMORY; run.devices.len()], ..Given::default() };
-        let fit = split_fit(&run, &given, Ranks::ALONE)?;
+        let here = split_fit(&run, &Given::default(), Ranks::ALONE);
+        let fit = here.or_else(|_| split_fit(&run, &given, Ranks::ALONE))?;
         let names = run.devices.iter().map(ToString::to_string);
         return Ok(names.zip(&fit.stages).map(|(name, stage)| DeviceMemory::of(name, &stage.plan)).collect());
     }
