@@ -7,10 +7,11 @@ and cables are gone when this program ends, however it ends; it leaves no files.
 
 Needs: root, and Debian's packages: apt install slurmctld slurmd slurm-client munge iproute2
 Example: tools/slurm_cluster.py --nodes 2 --cpus 2 -- srun -N 2 -n 4 --mpi=pmix isobit train run.toml
-The command, or else a shell, runs on a host `head`, where slurmctld is; the nodes are node1, node2, ...
-`kill -9 $(cat /run/cluster/node2.pid)` cuts the power of node2. Logs are in /run/cluster; if the
-cluster does not start, their ends are printed. The exit code is that of the command, or 1.
-With --cpus 4 Slurm takes a machine with two cores for one with four; --bind needs real ones.
+The command, or else a shell, runs on a host `head`, where slurmctld is; the nodes are node1, node2
+and so on. Inside, `kill -9 $(cat /run/cluster/node2.pid)` cuts the power of node2, and logs are in
+/run/cluster; if the cluster does not start, their ends are printed. The exit code is that of the
+command, or 1. With --cpus 4 Slurm takes a machine with two cores for one with four; --bind needs
+real ones.
 """
 import argparse
 import os
@@ -39,7 +40,7 @@ if missing or os.geteuid():
 # Ctrl-C is for the command; a handler, unlike a signal that is ignored, is not inherited.
 signal.signal(signal.SIGINT, lambda *_: None)
 HOST = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-if os.environ.pop("SLURM_CLUSTER_HEAD", None) is None:
+if os.environ.pop("SLURM_CLUSTER_HEAD", None) is None or os.getpid() != 1:
     # This program starts itself again as the first process of the head. When that ends, the kernel
     # ends all others; when this one ends, `unshare` is killed, and kills that one.
     again = ["setpriv", "--pdeathsig=KILL", *HOST, "--net", sys.executable, os.path.abspath(__file__), *sys.argv[1:]]

@@ -38,6 +38,7 @@ pub(crate) struct Advice {
 const ADVICE_MAX: usize = 4;
 /// Rows are not cut below this.
 const LENGTH_MIN: u32 = 64;
+const OFFLOAD_ALL: Offload = Offload { optimizer: true, activations: true, weights: true };
 
 /// A change of settings.
 struct Change {
@@ -200,14 +201,27 @@ fn on_card(run: &Run) -> bool {
     run.devices.iter().any(|device| *device != Device::Cpu)
 }
 
+/// Everything that needs less memory and keeps the rows whole, together.
+fn smallest(run: &Run) -> Change {
+    let adapter = Change::adapter(run).filter(|_| !matches!(run.adapter, Adapter::Lora(_)));
+    let change = full(one_row(adapter.unwrap_or_else(|| Change::of(run))));
+    let change = if change.run.load_in_4bit == Some(true) { change } else { change.in_4bit() };
+    if on_card(run) { change.offload(OFFLOAD_ALL) } else { change }
+}
+
+fn one_row(change: Change) -> Change {
+    let has_more = change.run.training.micro_batch_size > 1;
+    let change = change.evaluated(1);
+    if has_more { change.micro_batch(1) } else { change }
+}
+
+fn full(change: Change) -> Change {
+    if change.run.training.recomputation == Policy::Full { change } else { change.policy(Policy::Full) }
+}
+
 /// Settings that need less memory, those that cost least first.
 fn smaller(run: &Run) -> Vec<Change> {
     let mut changes = Vec::new();
-    let one = |change: Change| {
-        let one = change.run.training.micro_batch_size > 1;
-        let change = change.evaluated(1);
-        if one { change.micro_batch(1) } else { change }
-    };
     if !run.generate_prompts.is_empty() {
         let effect = "no samples: `isobit generate` makes them afterwards";
         changes.push(Change::of(run).without_samples().because(effect));
@@ -216,55 +230,44 @@ fn smaller(run: &Run) -> Vec<Change> {
     if half > 1 && run.rows_per_update().is_multiple_of(half) {
         changes.push(Change::of(run).evaluated(half as u32).micro_batch(half).because("smaller micro-batches"));
     }
-    changes.push(one(Change::of(run)).because("smaller micro-batches"));
+    changes.push(one_row(Change::of(run)).because("smaller micro-batches"));
     for policy in [Policy::Selective, Policy::Full] {
         if place(policy) > place(run.training.recomputation) {
             changes.push(Change::of(run).policy(policy).because(MORE_RECOMPUTED));
-            changes.push(one(Change::of(run)).policy(policy).because(MORE_RECOMPUTED));
+            changes.push(one_row(Change::of(run)).policy(policy).because(MORE_RECOMPUTED));
         }
     }
-    let full = |change: Change| {
-        if change.run.training.recomputation == Policy::Full { change } else { change.policy(Policy::Full) }
-    };
-    let all = Offload { optimizer: true, activations: true, weights: true };
     if on_card(run) {
         let optimizer = Offload { optimizer: true, ..run.offload };
         let two = Offload { activations: true, ..optimizer };
-        for offload in [optimizer, two, all].into_iter().filter(|offload| *offload != run.offload) {
+        for offload in [optimizer, two, OFFLOAD_ALL].into_iter().filter(|offload| *offload != run.offload) {
             let effect = "slower: copies over the bus";
             changes.push(Change::of(run).offload(offload).because(effect));
-            changes.push(full(one(Change::of(run))).offload(offload).because(effect));
+            changes.push(full(one_row(Change::of(run))).offload(offload).because(effect));
         }
     }
     match &run.adapter {
         Adapter::Lora(_) if run.load_in_4bit != Some(true) => {
             let effect = "other weights: the base is quantised to 4 bits";
             changes.push(Change::of(run).in_4bit().because(effect));
-            changes.push(full(one(Change::of(run))).in_4bit().because(effect));
+            changes.push(full(one_row(Change::of(run))).in_4bit().because(effect));
         }
         Adapter::Lora(_) => {}
         Adapter::Full | Adapter::LastBlocks(_) => {
             let effect = "other weights: an adapter is trained";
             changes.extend(Change::adapter(run).map(|change| change.because(effect)));
-            changes.extend(Change::adapter(run).map(|change| full(one(change)).because(effect)));
+            changes.extend(Change::adapter(run).map(|change| full(one_row(change)).because(effect)));
         }
     }
-    // Everything that keeps the rows whole, together.
-    let smallest = || {
-        let change = Change::adapter(run).filter(|_| !matches!(run.adapter, Adapter::Lora(_)));
-        let change = full(one(change.unwrap_or_else(|| Change::of(run))));
-        let change = if change.run.load_in_4bit == Some(true) { change } else { change.in_4bit() };
-        if on_card(run) { change.offload(all) } else { change }
-    };
-    changes.push(smallest().because("other weights: an adapter on a base in 4 bits"));
+    changes.push(smallest(run).because("other weights: an adapter on a base in 4 bits"));
     let mut tokens = run.training.max_seq_length;
     while tokens / 2 >= LENGTH_MIN {
         tokens /= 2;
         let effect = "other weights: longer rows are cut";
-        changes.push(full(one(Change::of(run))).length(tokens).because(effect));
+        changes.push(full(one_row(Change::of(run))).length(tokens).because(effect));
     }
     if tokens < run.training.max_seq_length {
-        changes.push(smallest().length(tokens).because("other weights: longer rows are cut"));
+        changes.push(smallest(run).length(tokens).because("other weights: longer rows are cut"));
     }
     // A part of a combination may change nothing.
     let mut seen: Vec<Vec<String>> = Vec::new();

@@ -111,7 +111,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Where to evaluate: what the command line names, or else where the run of the config trains.
 struct Place {
     devices: Vec<Chosen>,
-    /// Layers of each; empty: equal numbers.
+    /// Layers of each; empty: divided by memory.
     layers: Vec<u32>,
     opening: Opening,
 }

@@ -32,7 +32,7 @@ pub(crate) fn launched() -> Option<(usize, usize)> {
 /// The processes of this run: usually this one alone.
 pub(crate) fn world() -> Result<Box<dyn World>, Failure> {
     let Some((launch, _)) = launch() else { return Ok(Box::new(Alone)) };
-    signal::end_if_forwarded().map_err(|error| Failure::output(&error))?;
+    signal::end_on_usr1().map_err(|error| Failure::output(&error))?;
     connected(&launch)
 }
 

@@ -176,7 +176,7 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let prepared = prepare(run)?;
     // Until here there is nothing to save, so a signal stops the process immediately.
     if world.size() > 1 {
-        signal::is_of_a_rank();
+        signal::speak_as_rank();
     }
     signal::install().map_err(|error| Failure::output(&error))?;
     gpu::hip::stop_children_when(|| signal::requested().is_some());
@@ -252,9 +252,9 @@ impl Devices {
         ranks: Ranks<'_>,
     ) -> Result<(Self, Option<u64>), Failure> {
         let devices = Chosen::all_of(run)?;
-        // One number holds for the cards of all ranks, and one of them may have none.
-        let is_without = ranks.all > 1 && memories.len() == 1 && devices.iter().all(Chosen::is_cpu);
-        let memories = if is_without { &[] } else { memories };
+        // `--memory` limits cards; a rank without one ignores it.
+        let has_no_card = ranks.all > 1 && memories.len() == 1 && devices.iter().all(Chosen::is_cpu);
+        let memories = if has_no_card { &[] } else { memories };
         memory_limits::check_cards(memories, &devices)?;
         let given = Given::of_run(memories);
         if run.devices.len() < 2 {

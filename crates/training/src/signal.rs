@@ -171,13 +171,13 @@ pub fn install_for_export() -> std::io::Result<()> {
 }
 
 /// From now on the handlers speak as those of one of several ranks.
-pub fn is_of_a_rank() {
+pub fn speak_as_rank() {
     #[cfg(unix)]
     unix::IS_RANK.store(true, Ordering::Relaxed);
 }
 
 /// From now on SIGUSR1 ends this process as SIGTERM does: it has nothing to save yet.
-pub fn end_if_forwarded() -> std::io::Result<()> {
+pub fn end_on_usr1() -> std::io::Result<()> {
     #[cfg(unix)]
     unix::install(libc::SIGUSR1, unix::end)?;
     Ok(())

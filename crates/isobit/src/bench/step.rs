@@ -144,7 +144,7 @@ struct Subject {
     settings: Settings,
     step: StepSettings,
     rows: Vec<Row>,
-    /// Layers of each device; empty: equal numbers.
+    /// Layers of each device; empty: divided by memory.
     layers: Vec<u32>,
     opening: Opening,
 }

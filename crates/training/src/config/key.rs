@@ -125,7 +125,7 @@ pub const KEYS: &[Key] = &[
     key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, Integer(1), NO, "threads that prepare data"),
     key(Top, "date", &[], Text, Str(DATE_DEFAULT), YES, "date that chat templates take as today, YYYY-MM-DD"),
     key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0, hip:0, or auto: the first card that works and as many more as the run needs, else the CPU; a list divides the layers among its devices"),
-    key(Top, "device_map", &[], Counts, Unset, NO, "layers of each device of a list: { \"cuda:0\" = 14, cpu = 14 }, or [14, 14] in its order; unset: by the memory of the cards, one for a CPU beside cards, and as they fit"),
+    key(Top, "device_map", &[], Counts, Unset, NO, "layers of each device of a list: { \"cuda:0\" = 14, cpu = 14 }, or [14, 14] in its order; unset: in proportion to the memory of the cards, one for a CPU beside them, moved until all fit"),
     key(Top, "devices_by_rank", &[], Texts, Unset, NO, "the device of each MPI rank, instead of `device`: [\"cuda:0\", \"cpu\"]"),
     key(Top, "generate_prompts", &[], Texts, Unset, NO, "prompts that are continued greedily by the model before and after training, for samples.json and the report"),
     key(Top, "generate_tokens", &[], Whole, Integer(64), NO, "the most tokens of each such text"),

@@ -17,7 +17,7 @@ pub struct Run {
     pub seed: u64,
     /// More than one: the layers are divided among them, in this order.
     pub devices: Vec<Device>,
-    /// Layers of each device of a list; empty: equal numbers that fit.
+    /// Layers of each device of a list; empty: divided by memory.
     pub device_layers: Vec<u32>,
     pub profile: Profile,
     /// Whether linear layers are quantised while the base is loaded; None: if those of the adapter
