@@ -29,8 +29,14 @@ pub(crate) fn placed(run: Run, given: &Given, ranks: Ranks<'_>, planned: bool) -
     with(&enough(own.map(|card| Chosen::Gpu(*card).in_config()), most, lack_memory))
 }
 
-/// The cards of a rank: an equal part of those of its machine. With fewer cards than ranks the first
-/// ranks have one each.
+/// What is to be said of a run that `auto` has placed.
+pub(crate) fn note(asked: &Run, placed: &Run) -> Option<&'static str> {
+    let is_on_cpu = asked.devices == [Device::Auto] && placed.devices == [Device::Cpu];
+    (is_on_cpu && !placed.offload.is_none()).then_some("`offload` does nothing: no card works, so `auto` is the CPU")
+}
+
+/// The cards of a rank: an equal part of those of its machine. With fewer cards than ranks, the
+/// first ranks have one each.
 fn share<'a>(all: &'a [Selector], ranks: Ranks<'_>) -> &'a [Selector] {
     if all.len() < ranks.here {
         return all.get(ranks.index..=ranks.index).unwrap_or_default();

@@ -76,6 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let (message, hint) = too_many(all, groups as usize);
         return Err(Failure::usage(message, hint));
     }
+    let here = if arguments.ranks.is_none() && all > 1 { ranks::launched_here().min(all) } else { 1 };
     let (distinct, mut objects) = (distinct(&plans), Vec::new());
     let mut answer = Ok(());
     for (same, plan) in &distinct {
@@ -83,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             print_heading(same).map_err(|error| Failure::output(&error))?;
         }
         let numbers = if plans.len() > 1 { &same[..] } else { &[] };
-        let ranks = Ranks { all, planned: numbers, ..Ranks::ALONE };
+        let ranks = Ranks { here, all, planned: numbers, ..Ranks::ALONE };
         let planned = planned(&plan.run, arguments, &plan.given, ranks);
         answer = planned
             .and_then(|(object, answer)| {
@@ -239,7 +240,11 @@ fn audit_fit(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks<'_>) 
 /// Plans for one rank, or for the only process: the object for `--json`, and whether it fits.
 /// Without `--json` the plan is printed.
 fn planned(run: &Run, arguments: &Arguments, given: &Given, ranks: Ranks<'_>) -> Result<Planned, Failure> {
-    let run = &auto::placed(run.clone(), given, ranks, true);
+    let placed = auto::placed(run.clone(), given, ranks, true);
+    if let Some(note) = auto::note(run, &placed) {
+        tell(&format!("note: {note}"));
+    }
+    let run = &placed;
     let mut object = None;
     let (refusal, audits) = if run.devices.len() > 1 {
         let fit = split_fit(run, given, ranks).map_err(with_hint)?;

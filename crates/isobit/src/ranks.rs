@@ -8,7 +8,7 @@ use isobit_training::config::Run;
 use isobit_training::prepare::RunError;
 #[cfg(feature = "mpi")]
 use isobit_training::ranks::launch::SRUN;
-use isobit_training::ranks::launch::{Launch, rank_from};
+use isobit_training::ranks::launch::{Launch, neighbours_from, rank_from};
 use isobit_training::ranks::{Alone, RankError, RankFailure, Team, World};
 use isobit_training::signal;
 
@@ -27,6 +27,11 @@ fn launch() -> Option<(Launch, Option<usize>)> {
 pub(crate) fn launched() -> Option<(usize, usize)> {
     let (launch, rank) = launch()?;
     rank.zip(launch.size)
+}
+
+/// How many of the launched processes are on this machine, as far as a launcher says it.
+pub(crate) fn launched_here() -> usize {
+    neighbours_from(variable).unwrap_or(1)
 }
 
 /// The processes of this run: usually this one alone.

@@ -167,6 +167,9 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
     let (neighbours, own) = (world.neighbours(), [world.rank()]);
     let ranks = Ranks { here: neighbours.count, all: world.size(), index: neighbours.index, planned: &own };
     let of_rank = auto::placed(of_rank, &Given::of_run(&arguments.memory), ranks, !arguments.no_plan);
+    if let Some(note) = auto::note(&run, &of_rank).filter(|_| !quiet) {
+        tell(&format!("note: {note}"));
+    }
     let devices = Devices::of(&of_rank, &arguments.memory, !arguments.no_plan, ranks);
     let (devices, trained) = devices.map_err(Failure::with_way_out)?;
     if arguments.audit_every.is_some() && !arguments.no_plan {

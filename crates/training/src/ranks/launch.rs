@@ -51,6 +51,13 @@ pub fn rank_from(variable: impl Fn(&str) -> Option<String>) -> Option<usize> {
     RANKS.iter().find_map(|name| variable(name)?.trim().parse().ok())
 }
 
+/// How many of them are on this machine, if the launcher says that.
+pub fn neighbours_from(variable: impl Fn(&str) -> Option<String>) -> Option<usize> {
+    const COUNTS: [&str; 2] = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
+    let counts = COUNTS.iter().filter_map(|name| variable(name)?.trim().parse().ok());
+    counts.into_iter().find(|count| (1..=PROCESSES_MAX).contains(count))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +81,12 @@ mod tests {
                 assert_eq!(of(&[(name, nonsense)]), None, "{name}={nonsense}");
             }
         }
+        let neighbours = |name: &'static str, count: &'static str| {
+            neighbours_from(|asked| (asked == name).then(|| count.to_string()))
+        };
+        assert_eq!(neighbours("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), Some(2));
+        assert_eq!(neighbours("MPI_LOCALNRANKS", "3"), Some(3));
+        assert_eq!((neighbours("MPI_LOCALNRANKS", "0"), neighbours("OMPI_COMM_WORLD_SIZE", "4")), (None, None));
         let is_unconnected = |set: &[(&str, &str)]| {
             let of = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string());
             Launch::from(of).is_some_and(|launch| launch.is_unconnected(of))

@@ -408,7 +408,7 @@ mod tests {
         };
         // Gradients: of the rank itself, arriving, sent before.
         assert_eq!(held(2, 2, false), [1 + 1, 1]);
-        assert_eq!(held(3, 8, false), [2 + 2, 2 + 2 + 1, 2]);
+        assert_eq!(held(3, 8, false), [2 + 2, 2 + 2 + 1, 2 + 1]);
         // Shards.
         assert_eq!(held(2, 2, true), [2 + 1, 2 + 1]);
         let nodes: Vec<usize> = of(1, 2, 5, true).most_demanding(&[1]).iter().map(|place| place.node).collect();
