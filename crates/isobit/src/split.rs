@@ -89,8 +89,11 @@ fn by_memory(planned: &[Planned], adds_up: bool, layers: usize) -> Result<Vec<us
     let is_card = |at: usize| matches!(planned[at].kind, PlannedDevice::Gpu { .. });
     let mut shares: Vec<Option<u64>> = vec![None; devices];
     for pool in memories(planned, adds_up) {
+        // What is said of a card may be more than it has.
+        let own = planned[pool.stages[0]].own.as_ref().map_or(u64::MAX, |own| own.bytes);
+        let bytes = pool.available.map(|available| available.bytes.min(own));
         for at in &pool.stages {
-            shares[*at] = pool.available.as_ref().map(|available| available.bytes / pool.stages.len() as u64);
+            shares[*at] = bytes.map(|bytes| bytes / pool.stages.len() as u64);
         }
     }
     let has_cards = (0..devices).any(is_card);
