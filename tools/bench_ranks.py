@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--isobit", default="target/release/isobit")
+parser.add_argument("--isobit", default=shutil.which("isobit") or "target/release/isobit")
 parser.add_argument("--config", required=True)
 parser.add_argument("--into", default="bench-ranks")
 parser.add_argument("--ranks", default="1,2,4")

@@ -198,8 +198,8 @@ fn first_card() -> Option<Selector> {
     *CARD.get_or_init(|| first_working(device_count, opens))
 }
 
-/// The first card that works and those after it, which are not opened. Only those of its API: others
-/// may list the same cards again.
+/// The first card that works and those after it, which are not opened. Only those of its API:
+/// others may list the same cards again.
 pub(crate) fn listed_cards() -> Vec<Selector> {
     let after = |Selector { api, index }| (index..device_count(api)).map(move |index| Selector { api, index });
     first_card().into_iter().flat_map(after).collect()
