@@ -305,6 +305,35 @@ fn a_list_is_not_advised_to_take_larger_micro_batches() {
     assert!(!list.is_empty() && list.iter().all(|set| !set.contains("micro_batch")), "{list:?}");
 }
 
+/// A run that fits with several changes together only is told all of them.
+#[test]
+fn changes_that_fit_together_are_advised() {
+    let folder = Folder::new(Shape::TINY);
+    let plan = |memory: &str, sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let plan = ["plan", "config.toml", "--json", "--device", "cuda:0", "--memory", memory];
+        let ran = folder.run(&[&plan[..], &sets].concat());
+        (ran.code, ran.json().remove(0))
+    };
+    let together = [
+        "micro_batch_size=1",
+        "gradient_accumulation_steps=8",
+        "gradient_checkpointing=full",
+        "offload=optimizer,activations,weights",
+        "load_in_4bit=true",
+    ];
+    let (_, smallest) = plan("1", &together);
+    let (_, without) = plan("1", &together[..4]);
+    let bytes = |value: &serde_json::Value| value["total_bytes"].as_u64().expect("bytes");
+    assert!(bytes(&smallest) < bytes(&without), "{} and {}", bytes(&smallest), bytes(&without));
+    let (code, value) = plan(&format!("{}B", bytes(&smallest)), &[]);
+    let first = value["suggestions"][0]["set"].as_str().expect("a suggestion").to_string();
+    assert_eq!((code, value["suggestions"][0]["same_bits"].as_bool()), (4, Some(false)));
+    for set in ["load_in_4bit=true", "offload=optimizer,activations,weights"] {
+        assert!(first.contains(set), "{first}");
+    }
+}
+
 /// Layers are dealt out by memory, and move to where more is left.
 #[test]
 fn layers_go_where_memory_is() {
