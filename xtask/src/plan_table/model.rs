@@ -29,20 +29,20 @@ pub(super) const M135: Model = Model {
         "num_attention_heads":9,"num_key_value_heads":3,"vocab_size":49152,"max_position_embeddings":8192,
         "rope_theta":100000.0,"rms_norm_eps":1e-05,"tie_word_embeddings":true}"#,
 };
-pub(super) const M52: Model = Model {
-    name: "m52",
-    vocabulary: 16384,
-    config: r#"{"model_type":"llama","hidden_size":576,"intermediate_size":1536,"num_hidden_layers":12,
-        "num_attention_heads":9,"num_key_value_heads":3,"vocab_size":16384,"max_position_embeddings":8192,
-        "rope_theta":100000.0,"rms_norm_eps":1e-05,"tie_word_embeddings":true}"#,
-};
-pub(super) const M61: Model = Model {
-    name: "m61",
-    vocabulary: 16384,
-    config: r#"{"model_type":"llama","hidden_size":576,"intermediate_size":1536,"num_hidden_layers":12,
-        "num_attention_heads":9,"num_key_value_heads":3,"vocab_size":16384,"max_position_embeddings":8192,
-        "rope_theta":100000.0,"rms_norm_eps":1e-05,"tie_word_embeddings":false}"#,
-};
+/// Twelve layers, and a table that is also the head or is not.
+macro_rules! twelve_layers {
+    ($tied:literal) => {
+        concat!(
+            r#"{"model_type":"llama","hidden_size":576,"intermediate_size":1536,"num_hidden_layers":12,
+            "num_attention_heads":9,"num_key_value_heads":3,"vocab_size":16384,"max_position_embeddings":8192,
+            "rope_theta":100000.0,"rms_norm_eps":1e-05,"tie_word_embeddings":"#,
+            $tied,
+            "}"
+        )
+    };
+}
+pub(super) const M52: Model = Model { name: "m52", vocabulary: 16384, config: twelve_layers!(true) };
+pub(super) const M61: Model = Model { name: "m61", vocabulary: 16384, config: twelve_layers!(false) };
 pub(super) const B05: Model = Model {
     name: "b05",
     vocabulary: 151_936,
